@@ -26,7 +26,7 @@ use crate::tagged::tagged;
 pub struct LedgerMessage {
     /// Version of this message: 1.
     pub v: u8,
-    /// The events, in order.
+    /// The events, in order. None: the message only makes appends after earlier messages fail.
     pub events: Vec<Event>,
     /// The state after the events. It alone suffices to continue.
     pub state: ExecutionState,

@@ -176,7 +176,7 @@ impl Life {
             metrics.clone(),
             firsts,
             published,
-            (Arc::clone(&loaded), after_loss),
+            (Arc::clone(&loaded), feed.clone(), after_loss),
         );
         let mut tasks: JoinSet<(&'static str, Result<(), ServiceError>)> = JoinSet::new();
         let b = broker.clone();

@@ -7,8 +7,8 @@ use async_nats::jetstream::consumer::pull;
 use async_nats::jetstream::stream::Config;
 use fiec_broker::topology;
 use fiec_policy_service::Options;
-use fiec_schemas::messages::SubmitReply;
-use fiec_schemas::subjects;
+use fiec_schemas::messages::{QuotaReply, SubmitReply};
+use fiec_schemas::{Phase, subjects};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -105,6 +105,41 @@ async fn health_is_red_while_the_ledgers_cannot_be_read() {
     ledgers.delete_consumer("other").await.unwrap();
     until(|| says("200 OK")).await;
     assert_eq!(submit(&stage).await.accepted.len(), 1);
+}
+
+#[tokio::test]
+async fn a_service_that_cannot_read_the_ledgers_holds_up_no_quota() {
+    let stage = Stage::with_nodes(&[]).await;
+    let js = &stage.broker.js;
+    // The broker refuses a second reader of the ledgers, as an example of any refusal.
+    let ledgers = js.get_stream(subjects::LEDGER_STREAM).await.unwrap();
+    let config = Config {
+        max_consumers: 1,
+        ..ledgers.cached_info().config.clone()
+    };
+    js.delete_stream(subjects::LEDGER_STREAM).await.unwrap();
+    js.create_stream(config).await.unwrap();
+    let (_works, address) = watched(&stage).await;
+    until(async || healthz(address).await.contains("200 OK")).await;
+    for n in 0..20 {
+        let line = format!(r#"{{"id":"q{n}","program":"synthetic@1"}}"#);
+        stage.publish(&line).await;
+        stage.last(&format!("q{n}")).await;
+    }
+    let (_is_blind, address) = watched(&stage).await;
+    until(async || TcpStream::connect(address).await.is_ok()).await;
+    until(async || healthz(address).await.contains("the ledgers are not read")).await;
+    // Each service that says that it works has said so once more.
+    let heard = stage.broker.client.subscribe(subjects::POLICY_PRESENCE);
+    let heard = heard.await.unwrap().take(2);
+    assert_eq!(heard.count().await, 2);
+    let quota = serde_json::json!({"who": "ann", "change": {"running": 50}});
+    let _: QuotaReply = stage.ask("fiec.api.quota.lab", &quota).await;
+    stage.add_node("n1", &["synthetic@1"], 20).await;
+    for n in 0..20 {
+        let last = async || stage.last(&format!("q{n}")).await.message.state.phase;
+        until(async || matches!(last().await, Phase::Bound(_))).await;
+    }
 }
 
 #[tokio::test]

@@ -13,5 +13,6 @@ mod flood;
 mod health;
 mod offers;
 mod parts;
+mod reservations;
 mod shell;
 mod strangers;

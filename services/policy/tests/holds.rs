@@ -1,8 +1,13 @@
 //! Dependencies, quotas, batches with limits, and gangs: one policy and a simulated cluster.
 
+#![allow(clippy::unwrap_used, reason = "a test may end so")]
+
 mod world;
 
-use fiec_schemas::{Cause, Event, Phase};
+use fiec_policy::replicas::Replicas;
+use fiec_policy::{Input, Millis};
+use fiec_schemas::{Cause, Event, InstanceId, Phase};
+use uuid::Uuid;
 use world::World;
 use world::scenes::{GANG, gang_of_three, gang_without_its_second, quota};
 
@@ -187,6 +192,106 @@ fn a_reservation_that_finds_no_room_lets_the_next_one_try() {
     assert_eq!((w.running(), w.reserved()), (0, 1));
     w.pass(7_000);
     assert_eq!(phase(&w, 2), "bound");
+}
+
+/// Time passes beside a policy service that is present and does nothing. It is to place the gangs.
+fn pass_beside_an_idle_one(w: &mut World, ms: u64) {
+    let places_gangs = |id: &InstanceId| {
+        let mut replicas = Replicas::new(InstanceId(Uuid::from_u128(1)));
+        replicas.heard(Millis(0), *id, false);
+        !replicas.prefers_self(b"gangs")
+    };
+    let mut ids = (2..100).map(|n| InstanceId(Uuid::from_u128(n)));
+    let id = ids.find(places_gangs).unwrap();
+    for _ in 0..ms / 500 {
+        w.step(Input::Replica { id, leaving: false });
+        w.pass(500);
+    }
+}
+
+#[test]
+fn a_service_that_is_present_and_does_nothing_only_delays_quotas_and_gangs() {
+    let mut w = World::new(8);
+    w.quota(Some(quota(14)));
+    pass_beside_an_idle_one(&mut w, 500);
+    for n in 11..=18 {
+        w.submit_and_store(n);
+    }
+    for (gang, n) in [("a", 1), ("b", 3), ("c", 5)] {
+        for n in n..n + 2 {
+            w.submit_line(n, &format!(r#""gang":{{"name":"{gang}","size":2}}"#));
+        }
+    }
+    pass_beside_an_idle_one(&mut w, 5_000);
+    let pending: Vec<_> = (1..=6)
+        .chain(11..=18)
+        .filter(|n| phase(&w, *n) == "pending")
+        .collect();
+    assert_eq!((w.running(), pending), (14, vec![]));
+}
+
+#[test]
+fn what_a_gone_service_reserved_is_taken_over_though_the_preferred_one_is_idle() {
+    let mut w = World::new(4);
+    w.quota(Some(quota(8)));
+    w.cordon_all(true);
+    w.pass(7_000);
+    for n in 1..=8 {
+        w.submit_and_store(n);
+    }
+    w.pass(1_000);
+    assert_eq!((w.running(), w.reserved()), (0, 8));
+    widow(&mut w);
+    w.cordon_all(false);
+    pass_beside_an_idle_one(&mut w, 8_000);
+    assert_eq!(w.running(), 8);
+}
+
+/// Gives all reservations to a policy service that is gone.
+fn widow(w: &mut World) {
+    let (tenant, gone) = (World::tenant(), InstanceId(Uuid::from_u128(77)));
+    let (seq, table) = w.holds.tables.entry(tenant.clone()).or_default();
+    table.entries.iter_mut().for_each(|entry| entry.by = gone);
+    *seq += 1;
+    let (seq, table) = (*seq, table.clone());
+    w.step(Input::Reserved {
+        tenant: &tenant,
+        table: Some((seq, &table)),
+        answer: false,
+    });
+}
+
+#[test]
+fn a_reservation_of_a_gone_service_is_freed_in_turn_and_its_append_comes_too_late() {
+    let mut w = World::new(2);
+    w.quota(Some(quota(1)));
+    w.pass(7_000);
+    w.submit_line(1, r#""requires":{"nodes":["elsewhere"]}"#);
+    w.pass(1_000);
+    assert_eq!((w.running(), w.reserved()), (0, 1));
+    let expected = w.ledgers[&World::id(1)].seq;
+    let since = w.why(1).summary;
+    widow(&mut w);
+    w.submit_and_store(2);
+    w.pass(4_000);
+    let moved = w.ledgers[&World::id(1)].seq > expected;
+    assert_eq!((w.reserved(), moved), (1, false), "it may find a place yet");
+    for _ in 0..200 {
+        w.pass(50);
+        let first = w.reservation_of(1);
+        let moved = w.ledgers[&World::id(1)].seq > expected;
+        assert!(
+            first || moved,
+            "an append of the gone service could succeed"
+        );
+    }
+    assert_eq!(phase(&w, 2), "bound", "{}", w.why(2).summary);
+    let waited = |summary: &str| summary.split(' ').nth(2)?.parse::<u64>().ok();
+    let (before, after) = (waited(&since), waited(&w.why(1).summary));
+    assert!(
+        before.is_some() && after >= before.map(|ms| ms + 14_000),
+        "{before:?} {after:?}"
+    );
 }
 
 #[test]

@@ -391,6 +391,9 @@ impl Race {
                 energy: None,
             }],
             (Phase::Paused { .. }, _) => vec![Event::Resumed { who: "ann".into() }],
+            (Phase::Pending, _) if self.only_nowhere_is_left() => {
+                vec![Event::Cancelled { who: "ann".into() }]
+            }
             _ => return,
         };
         self.append(id, seq, events, "worker/n0/x");
@@ -416,6 +419,17 @@ impl Race {
             }
             tell(service, now, Input::Tick);
         }
+    }
+
+    /// True if all executions that have a place somewhere have ended.
+    fn only_nowhere_is_left(&self) -> bool {
+        let nowhere = |spec: &Submission| !spec.requires.nodes.is_empty();
+        let ended = |id| {
+            let ledger = self.ledgers.get(id);
+            ledger.is_some_and(|(_, s)| s.phase.is_terminal())
+        };
+        let mut specs = self.specs.iter();
+        specs.all(|(id, spec)| nowhere(spec) || ended(id))
     }
 
     fn all_ended(&self) -> bool {
@@ -472,6 +486,13 @@ fn play(seed: u64) -> usize {
             _ => r#"{"program":"synthetic@1","priority":5}"#.to_owned(),
         };
         race.submit(n, &line);
+    }
+    // They hold reservations in turn without a place, and some of their owners are lost.
+    for n in 16..16 + LIMIT as u64 {
+        race.submit(
+            n,
+            r#"{"program":"synthetic@1","requires":{"nodes":["nowhere"]}}"#,
+        );
     }
     for round in 0..40_000_u64 {
         for _ in 0..8 {

@@ -34,6 +34,7 @@ use crate::metrics::Metrics;
 use crate::outbox::Outbox;
 use crate::pulling::Pulled;
 use crate::refusal::Refusal;
+use crate::sources::FeedHealth;
 
 /// Events taken from a channel at once.
 const BATCH: usize = 256;
@@ -100,6 +101,8 @@ pub struct Core {
     counted: Option<Instant>,
     /// All ledgers are loaded.
     loaded: Arc<AtomicBool>,
+    /// Whether the ledgers are read.
+    feed: FeedHealth,
     /// The broker lost messages, which ended the previous life of the service.
     after_loss: bool,
     /// Signed proofs of the nodes.
@@ -115,7 +118,7 @@ impl Core {
         metrics: Metrics,
         firsts: Sender<(Box<Line>, InFlight)>,
         acks: Sender<Unacknowledged>,
-        (loaded, after_loss): (Arc<AtomicBool>, bool),
+        (loaded, feed, after_loss): (Arc<AtomicBool>, FeedHealth, bool),
     ) -> Self {
         Self {
             policy: Policy::new(options.policy.clone(), options.id),
@@ -140,6 +143,7 @@ impl Core {
             spoke: None,
             counted: None,
             loaded,
+            feed,
             after_loss,
             proofs: BTreeMap::new(),
             specs: Specs::default(),
@@ -435,7 +439,10 @@ impl Core {
             .is_none_or(|at| at.elapsed().as_millis() >= 1_000)
         {
             self.spoke = Some(Instant::now());
-            self.say_presence(false).await;
+            // The others would leave work to a service that does not see the ledgers.
+            if self.is_loaded() && self.feed.check().is_ok() {
+                self.say_presence(false).await;
+            }
             if connected {
                 self.intake.keep_alive().await;
             }

@@ -1,8 +1,9 @@
 //! Gangs: sets of executions that start together or not at all.
 //!
-//! One replica places all gangs, one after the other. Each gets places for all its members or none,
-//! so two gangs never hold half of what the other needs. Each member is bound by its own append.
-//! The capsules are sent once all of these are stored.
+//! One replica places all gangs, one after the other. Another one does so after a grace period if
+//! that one does not. Each gets places for all its members or none, so two gangs never hold half of
+//! what the other needs. Each member is bound by its own append. The capsules are sent once all of
+//! these are stored.
 //!
 //! If not all members are bound in time, the bindings are given back and tried again. A member that
 //! a node refuses is bound elsewhere at once. If that does not succeed in time, the started members
@@ -201,8 +202,7 @@ impl Policy {
             gang.sent = false;
         }
         // The replica that holds all reservations places the gang, whichever is preferred now.
-        let own = |id: &ExecutionId| self.holds.is_reserved(&key.0, *id, self.seed);
-        if !(self.places_gangs() || members.iter().all(own)) || retry_at > now.mono {
+        if retry_at > now.mono {
             return true;
         }
         if !members.iter().all(|id| self.is_ready(*id)) {
@@ -384,7 +384,8 @@ impl Policy {
         if let Some(gang) = self.holds.gangs.get_mut(key) {
             gang.dissolving = true;
         }
-        if !self.places_gangs() {
+        let late = self.config.gang_ms + self.config.order_grace_ms;
+        if !self.places_gangs() && now.mono.since(begun) < late {
             return true;
         }
         for id in members {

@@ -462,10 +462,14 @@ impl Policy {
             self.cluster.set_stage(id, stage, claim, now.mono);
         }
         if let Some(e) = self.cluster.execution_mut(id) {
+            // A later message that leaves it pending does not begin its wait anew.
+            let waits_on = stage == Stage::Pending && !moved && e.seq > 0;
             e.seq = seq;
             e.epoch = epoch;
             e.busy = false;
-            e.since = now.mono;
+            if !waits_on {
+                e.since = now.mono;
+            }
             if let Some(extra) = e.extra.as_mut().filter(|_| stage == Stage::Paused) {
                 extra.request = None;
             }

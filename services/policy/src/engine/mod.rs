@@ -9,7 +9,7 @@
 //! * [`orders`] moves running executions: pressure, drains, operators.
 //! * [`leaving`] empties a node before it leaves.
 //! * [`aside`] parks preempted executions if a park is cheaper than a move.
-//! * [`holds`], [`reserve`], [`adopt`] and [`gang`] hold executions back that wait for others;
+//! * [`holds`], [`reserve`], [`free`], [`adopt`] and [`gang`] hold executions back that wait for others;
 //!   [`first`] reserves places for a gang, [`room`] finds them, [`over`] preempts beyond a quota.
 //! * [`spread`] follows ranges that several nodes compute, [`grow`] adds nodes.
 //! * [`nodes`] follows nodes: vectors, silence, probes, joining and leaving.
@@ -27,6 +27,7 @@ mod bind;
 mod duties;
 mod fill;
 mod first;
+mod free;
 mod gang;
 mod grow;
 mod holds;

@@ -110,7 +110,7 @@ impl Policy {
                 _ if e.busy || e.order().is_some() => State::Firm,
                 Stage::Started(..) if trimmed.is_some_and(|t| t.tries < TRIES) => State::Told,
                 _ if trimmed.is_some() || e.was_told(now.mono) => State::Firm,
-                Stage::Pending if own && entry.firm.is_none_or(|seq| e.seq > seq) => State::Waits,
+                Stage::Pending if own => State::Waits,
                 Stage::Started(..) => State::Runs,
                 _ => State::Firm,
             };

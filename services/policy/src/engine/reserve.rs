@@ -7,9 +7,16 @@
 //! 2. Only the replica that made it binds under it and, while the execution lives, frees it. It
 //!    frees only when no append of its own is in flight.
 //! 3. If that replica is gone, another one takes the reservation over. It frees it only after the
-//!    execution's ledger has moved on, so that an append still in flight must fail.
+//!    execution's ledger has moved on, so that an append still in flight must fail ([`super::free`]).
 //!
 //! A replica that was stalled or cut off reads its reservations again before it trusts them.
+//!
+//! A replica that cannot read the ledgers is silent, so it counts as gone while it still acts. It
+//! stops binding under a reservation when it learns of the new owner. Until then its append and that
+//! of the new owner follow the same message, so the ledger accepts one of them.
+//!
+//! One replica is preferred for each reservation. If it does not act, another one reserves, or takes
+//! over, after a grace period.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -19,8 +26,8 @@ use fiec_schemas::{ExecutionId, PhaseKind, Sequence, Tenant};
 
 use super::{Action, Policy};
 use crate::cluster::Stage;
+use crate::holds::Fate;
 use crate::holds::reserve::{Change, Denied, Sum};
-use crate::holds::{Fate, Seen};
 use crate::time::{Millis, Now};
 
 /// Most sets of reservations in one change.
@@ -154,16 +161,6 @@ impl Policy {
         }
     }
 
-    /// An execution has ended: its reservation is freed, by the owner at once.
-    pub(super) fn free_soon(&mut self, tenant: &Tenant, id: ExecutionId) {
-        if let Some(table) = self.holds.tables.get_mut(tenant)
-            && table.entries.contains_key(&id)
-        {
-            table.to_free.insert(id, Millis(0));
-            self.holds.due = true;
-        }
-    }
-
     /// Finds unused reservations, and executions that run without one.
     pub(super) fn sweep_reservations(&mut self, now: Now) {
         let old = |at: &Millis, ms: u64| now.mono.since(*at) >= ms;
@@ -205,12 +202,11 @@ impl Policy {
                     }
                     Some(e) if e.stage == Stage::Pending && own && !e.busy => {
                         let since = self.holds.unplaced.entry(*id).or_insert(now.mono);
-                        let moved = entry.firm.is_none_or(|seq| e.seq > seq);
                         // Another execution yields for it, or places are reserved.
                         let asked = self.share.asking.contains_key(id)
                             || self.share.promised.contains_key(id)
                             || first.is_some_and(|first| first.members.contains(id));
-                        if old(since, self.config.reserve_ms) && moved && !asked {
+                        if old(since, self.config.reserve_ms) && !asked {
                             table.to_free.insert(*id, now.mono);
                             requeue.push(*id);
                         }
@@ -241,19 +237,6 @@ impl Policy {
         self.holds.due |= !self.holds.gangs_due.is_empty();
     }
 
-    /// Result of a look at the ledger of a reservation's execution.
-    pub(super) fn orphan_seen(&mut self, now: Now, id: ExecutionId, seen: Seen) {
-        if seen == Seen::Lives || self.knows(id) {
-            return;
-        }
-        for table in self.holds.tables.values_mut() {
-            if table.entries.contains_key(&id) {
-                table.to_free.insert(id, now.mono);
-                self.holds.due = true;
-            }
-        }
-    }
-
     /// Requests wanted and free reservations, one change of a tenant at a time.
     pub(super) fn ask_for_reservations(&mut self, now: Now, out: &mut Vec<Action>) {
         let mut tenants: BTreeSet<Tenant> = self.holds.queue.keys().cloned().collect();
@@ -276,7 +259,7 @@ impl Policy {
                 ..Change::default()
             };
             let unread = !table.fresh;
-            self.plan_freeing(now, &tenant, &mut change);
+            self.plan_freeing(now, &tenant, &mut change, out);
             self.plan_taking(now, &tenant, &mut change);
             self.plan_adopting(&tenant, &mut change);
             self.plan_reserving(now, &tenant, &mut change);
@@ -297,65 +280,6 @@ impl Policy {
         }
     }
 
-    fn plan_freeing(&mut self, now: Now, tenant: &Tenant, change: &mut Change) {
-        let Some(table) = self.holds.tables.get(tenant) else {
-            return;
-        };
-        let mut settled = Vec::new();
-        for (id, at) in &table.to_free {
-            let Some(entry) = table.entries.get(id) else {
-                settled.push(*id);
-                continue;
-            };
-            let live = self.cluster.execution(*id);
-            // It was resumed or bound in the meantime.
-            let needed = live.is_some_and(|e| {
-                e.busy || matches!(e.stage, Stage::Bound(..) | Stage::Started(..))
-            });
-            if needed || (live.is_some() && entry.by != self.seed) {
-                settled.push(*id);
-            } else if entry.by == self.seed
-                || self.is_gone(now, entry)
-                || *at != Millis(0) && now.mono.since(*at) >= self.config.reserve_ms
-            {
-                change.free.push((*id, entry.by));
-            }
-        }
-        if let Some(table) = self.holds.tables.get_mut(tenant) {
-            table.to_free.retain(|id, _| !settled.contains(id));
-            // Another owner gets some time to free it.
-            for at in table.to_free.values_mut().filter(|at| **at == Millis(0)) {
-                *at = now.mono;
-            }
-        }
-    }
-
-    /// True for a reservation whose owner is gone. Shortly after this replica's start it is false:
-    /// the owner may not have been heard yet.
-    pub(super) fn is_gone(&self, now: Now, entry: &Reservation) -> bool {
-        let young = now.mono.since(self.holds.began) < 2 * self.config.replica_ms;
-        !young && !self.replicas.is_present(entry.by)
-    }
-
-    /// Takes over a gone owner's reservations for live executions.
-    fn plan_taking(&mut self, now: Now, tenant: &Tenant, change: &mut Change) {
-        let Some(table) = self.holds.tables.get(tenant) else {
-            return;
-        };
-        for (id, entry) in &table.entries {
-            let Some(e) = self.cluster.execution(*id) else {
-                continue;
-            };
-            let mine = match entry.gang {
-                Some(_) => self.places_gangs(),
-                None => self.is_mine(*id),
-            };
-            if mine && self.is_gone(now, entry) {
-                change.take.push((*id, entry.by, self.seed, e.seq));
-            }
-        }
-    }
-
     fn plan_reserving(&mut self, now: Now, tenant: &Tenant, change: &mut Change) {
         let Some(queue) = self.holds.queue.get(tenant) else {
             return;
@@ -373,14 +297,20 @@ impl Policy {
         let mut seen = BTreeSet::new();
         let mut stale = Vec::new();
         let mut scarce = false;
+        let (mut left, mut others) = (Vec::new(), Vec::new());
         for (_, _, id) in queue.iter().take(LOOKED_AT) {
             if change.sets.len() >= SETS {
                 break;
             }
-            let Some((_, from)) = self.holds.queued.get(id) else {
+            let Some(queued) = self.holds.queued.get(id) else {
                 continue;
             };
-            if *from > now.mono || seen.contains(id) {
+            // Its owner binds it, or another replica takes it over.
+            if entries.get(id).is_some_and(|entry| entry.by != self.seed) {
+                others.push(*id);
+                continue;
+            }
+            if queued.from > now.mono || seen.contains(id) {
                 continue;
             }
             let pending = |id: &ExecutionId| {
@@ -403,7 +333,6 @@ impl Policy {
             for member in &set {
                 match entries.get(member) {
                     Some(entry) if entry.by == self.seed => {}
-                    // Its owner binds it, or another replica takes it over.
                     Some(_) => foreign = true,
                     None => wanted.extend(self.reservation(*member)),
                 }
@@ -431,15 +360,31 @@ impl Policy {
                 Err(_) => continue,
             }
             wanted.iter().for_each(|entry| sum.add(entry));
-            // An entry that another replica is about to reserve keeps its room. If that replica is
-            // gone, this one soon becomes the preferred one.
+            // An entry that another replica is about to reserve keeps its room. If that replica
+            // does not, this one does after a grace period.
             let mine = if set.len() > 1 {
                 self.places_gangs()
             } else {
                 self.is_mine(*id)
             };
-            if mine {
+            let is_late = |at: Millis| now.mono.since(at) >= self.config.grace_ms;
+            if mine || queued.left.is_some_and(is_late) {
                 change.sets.push(wanted);
+            } else if queued.left.is_none() {
+                left.push(*id);
+            }
+        }
+        for id in left {
+            if let Some(queued) = self.holds.queued.get_mut(&id) {
+                queued.left = Some(now.mono);
+            }
+        }
+        // After another replica has had it in vain, it is the turn of others. A look may see the end
+        // of that late.
+        let turn = self.config.reserve_ms + self.config.look_ms;
+        for id in others {
+            if let Some(queued) = self.holds.queued.get_mut(&id) {
+                (queued.from, queued.left) = (now.mono.plus(turn), None);
             }
         }
         for id in stale {

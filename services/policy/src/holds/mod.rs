@@ -262,6 +262,8 @@ pub struct Table {
     pub scanned: bool,
     /// True if the memory of its entries was checked.
     pub amended: bool,
+    /// Since when there have been entries of gone replicas that another replica is to take over.
+    pub left: Option<Millis>,
     /// Entries to free, with the earliest time.
     pub to_free: BTreeMap<ExecutionId, Millis>,
 }
@@ -279,6 +281,17 @@ pub struct Trimmed {
 
 /// Order of the executions that want a reservation: higher priority first, then older first.
 pub type Place = (Reverse<i16>, Timestamp, ExecutionId);
+
+/// How an execution waits for a reservation.
+#[derive(Debug, Clone, Copy)]
+pub struct Queued {
+    /// Its place in the queue.
+    pub place: Place,
+    /// It is not requested before.
+    pub from: Millis,
+    /// Since when there has been room and another replica is to reserve it.
+    pub left: Option<Millis>,
+}
 
 /// The state of all holds.
 #[derive(Debug, Default)]
@@ -320,8 +333,8 @@ pub struct Holds {
     pub tables: BTreeMap<Tenant, Table>,
     /// Executions that want a reservation.
     pub queue: BTreeMap<Tenant, BTreeSet<Place>>,
-    /// For each of them, its place and the time before which it is not requested.
-    pub queued: BTreeMap<ExecutionId, (Place, Millis)>,
+    /// For each of them, how it waits.
+    pub queued: BTreeMap<ExecutionId, Queued>,
     /// Reservations of this replica whose executions wait for a place, with the time since when.
     pub unplaced: BTreeMap<ExecutionId, Millis>,
     /// A change must be acted on.
@@ -414,7 +427,8 @@ impl Holds {
         if self.queued.contains_key(&place.2) {
             return;
         }
-        self.queued.insert(place.2, (place, from));
+        let left = None;
+        self.queued.insert(place.2, Queued { place, from, left });
         let queue = self.queue.entry(tenant.clone()).or_default();
         queue.insert(place);
         self.due = true;
@@ -422,7 +436,7 @@ impl Holds {
 
     /// Removes an execution from that queue.
     pub fn dequeue(&mut self, tenant: &Tenant, id: ExecutionId) {
-        let Some((place, _)) = self.queued.remove(&id) else {
+        let Some(Queued { place, .. }) = self.queued.remove(&id) else {
             return;
         };
         if let Some(queue) = self.queue.get_mut(tenant) {

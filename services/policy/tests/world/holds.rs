@@ -81,6 +81,12 @@ impl World {
         live.filter(|l| l.state.phase.binding().is_some()).count()
     }
 
+    /// True if an execution has a reservation.
+    pub fn reservation_of(&self, n: u64) -> bool {
+        let mut entries = self.holds.tables.values().flat_map(|(_, t)| &t.entries);
+        entries.any(|entry| entry.execution == Self::id(n))
+    }
+
     pub fn reserved(&self) -> usize {
         let tables = self.holds.tables.values();
         tables.map(|(_, t)| t.entries.len()).sum()

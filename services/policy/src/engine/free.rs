@@ -1,0 +1,148 @@
+//! Frees reservations, and takes over those of a gone replica.
+//!
+//! An append of a gone replica may be in flight for any time: in the buffer of its connection, or
+//! in a process that is suspended. So no period makes it safe to free what was taken over. Only a
+//! later message in the ledger makes such an append fail. If none comes by itself, this replica
+//! appends one without events. That costs one message for each reservation taken over in vain.
+
+use fiec_schemas::quota::Reservation;
+use fiec_schemas::{ExecutionId, Tenant};
+
+use super::{Action, Policy};
+use crate::cluster::{Execution, Stage};
+use crate::holds::Seen;
+use crate::holds::reserve::Change;
+use crate::time::{Millis, Now};
+
+/// True if an append of the replica before could still bind the execution under its reservation.
+fn may_be_bound(e: &Execution, entry: &Reservation) -> bool {
+    e.stage == Stage::Pending && entry.firm.is_some_and(|seq| e.seq <= seq)
+}
+
+impl Policy {
+    /// An execution has ended: its reservation is freed, by the owner at once.
+    pub(super) fn free_soon(&mut self, tenant: &Tenant, id: ExecutionId) {
+        if let Some(table) = self.holds.tables.get_mut(tenant)
+            && table.entries.contains_key(&id)
+        {
+            table.to_free.insert(id, Millis(0));
+            self.holds.due = true;
+        }
+    }
+
+    /// Result of a look at the ledger of a reservation's execution.
+    pub(super) fn orphan_seen(&mut self, now: Now, id: ExecutionId, seen: Seen) {
+        if seen == Seen::Lives || self.knows(id) {
+            return;
+        }
+        for table in self.holds.tables.values_mut() {
+            if table.entries.contains_key(&id) {
+                table.to_free.insert(id, now.mono);
+                self.holds.due = true;
+            }
+        }
+    }
+
+    /// Frees what is due. What was taken over is fenced first.
+    pub(super) fn plan_freeing(
+        &mut self,
+        now: Now,
+        tenant: &Tenant,
+        change: &mut Change,
+        out: &mut Vec<Action>,
+    ) {
+        let Some(table) = self.holds.tables.get(tenant) else {
+            return;
+        };
+        let (mut settled, mut unfenced) = (Vec::new(), Vec::new());
+        for (id, at) in &table.to_free {
+            let Some(entry) = table.entries.get(id) else {
+                settled.push(*id);
+                continue;
+            };
+            let live = self.cluster.execution(*id);
+            if entry.by == self.seed && live.is_some_and(|e| may_be_bound(e, entry)) {
+                unfenced.push(*id);
+                continue;
+            }
+            // It was resumed or bound in the meantime.
+            let needed = live.is_some_and(|e| {
+                e.busy || matches!(e.stage, Stage::Bound(..) | Stage::Started(..))
+            });
+            if needed || (live.is_some() && entry.by != self.seed) {
+                settled.push(*id);
+            } else if entry.by == self.seed
+                || self.is_gone(now, entry)
+                || *at != Millis(0) && now.mono.since(*at) >= self.config.reserve_ms
+            {
+                change.free.push((*id, entry.by));
+            }
+        }
+        if let Some(table) = self.holds.tables.get_mut(tenant) {
+            table.to_free.retain(|id, _| !settled.contains(id));
+            // Another owner gets some time to free it.
+            for at in table.to_free.values_mut().filter(|at| **at == Millis(0)) {
+                *at = now.mono;
+            }
+        }
+        for id in unfenced {
+            self.fence(id, out);
+        }
+    }
+
+    /// Appends a message without events, so that an append of the gone replica must fail.
+    fn fence(&mut self, id: ExecutionId, out: &mut Vec<Action>) {
+        let Some(e) = self.cluster.execution_mut(id).filter(|e| !e.busy) else {
+            return;
+        };
+        e.busy = true;
+        out.push(Action::Append {
+            execution: id,
+            tenant: e.tenant.clone(),
+            expected: e.seq,
+            events: Vec::new(),
+            ticket: None,
+        });
+    }
+
+    /// True for a reservation whose owner is gone. Shortly after this replica's start it is false:
+    /// the owner may not have been heard yet.
+    pub(super) fn is_gone(&self, now: Now, entry: &Reservation) -> bool {
+        let young = now.mono.since(self.holds.began) < 2 * self.config.replica_ms;
+        !young && !self.replicas.is_present(entry.by)
+    }
+
+    /// Takes over a gone owner's reservations for live executions. If the preferred replica does
+    /// not, this one does after a grace period.
+    pub(super) fn plan_taking(&mut self, now: Now, tenant: &Tenant, change: &mut Change) {
+        let Some(table) = self.holds.tables.get(tenant) else {
+            return;
+        };
+        let grace = self.config.grace_ms;
+        let is_late = table.left.is_some_and(|at| now.mono.since(at) >= grace);
+        let mut is_left = false;
+        for (id, entry) in &table.entries {
+            let Some(e) = self.cluster.execution(*id) else {
+                continue;
+            };
+            if !self.is_gone(now, entry) {
+                continue;
+            }
+            let mine = match entry.gang {
+                Some(_) => self.places_gangs(),
+                None => self.is_mine(*id),
+            };
+            if mine || is_late {
+                change.take.push((*id, entry.by, self.seed, e.seq));
+            } else {
+                is_left = true;
+            }
+        }
+        if let Some(table) = self.holds.tables.get_mut(tenant) {
+            table.left = table
+                .left
+                .filter(|_| is_left)
+                .or(is_left.then_some(now.mono));
+        }
+    }
+}
