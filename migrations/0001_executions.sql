@@ -56,7 +56,8 @@ CREATE TABLE executions (
     outputs             jsonb,                -- outputs that became visible with completion, not with a boundary
     failure             text,
     stderr_tail         text,                 -- of the last crash or the failure
-    requested           text,                 -- an order that is not yet carried out, and who gave it
+    requested           text,                 -- a request that is not yet carried out: cancel or pause
+    requested_by        text,                 -- who asked for it
     paused_by           text,
     ordinal             bigint NOT NULL,      -- of the last ledger message recorded here
     seq                 bigint NOT NULL,      -- its sequence in FIEC_LEDGER

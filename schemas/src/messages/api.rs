@@ -213,9 +213,12 @@ pub struct BatchReply {
     /// unread.
     #[serde(default, skip_serializing_if = "std::collections::BTreeMap::is_empty")]
     pub phases: std::collections::BTreeMap<PhaseKind, u32>,
-    /// Executions for which this answer's request was done, or accepted by their workers.
+    /// Executions for which this answer's request was done.
     #[serde(default)]
     pub done: u32,
+    /// Executions whose workers have accepted the request and will do it at their next boundaries.
+    #[serde(default)]
+    pub underway: u32,
     /// Executions without a change: they have ended, or are in the requested state.
     #[serde(default)]
     pub unconcerned: u32,

@@ -83,7 +83,7 @@ pub async fn drive(
     (tenant, batch): (&Tenant, &str),
     mut show: impl FnMut(&BatchReply),
 ) -> anyhow::Result<(BatchReply, bool)> {
-    let (mut done, mut in_vain) = (0, 0);
+    let (mut done, mut underway, mut in_vain) = (0, 0, 0);
     let (mut oldest, mut untaken, mut cursor) = (None, None, None);
     loop {
         let request = BatchRequest {
@@ -95,14 +95,16 @@ pub async fn drive(
         };
         let mut reply = client::batch(broker, verb, tenant, &request).await?;
         let waits = reply.untaken.filter(|_| verb != BatchVerb::Status);
-        let moved = reply.done > 0 || reply.cursor.is_some() || waits.map(|u| u.oldest) != oldest;
+        let advanced = reply.done > 0 || reply.underway > underway;
+        let moved = advanced || reply.cursor.is_some() || waits.map(|u| u.oldest) != oldest;
         in_vain = if moved { 0 } else { in_vain + 1 };
         done += reply.done;
+        underway = reply.underway;
         reply.done = done;
         // Another service counts executions that this command changed as unconcerned. Subtract
         // them.
         let members: u32 = reply.phases.values().sum();
-        let others = members.saturating_sub(done + reply.left + reply.failed);
+        let others = members.saturating_sub(done + reply.underway + reply.left + reply.failed);
         reply.unconcerned = reply.unconcerned.min(others);
         show(&reply);
         cursor = reply.cursor.take();
@@ -180,25 +182,21 @@ fn print(verb: BatchVerb, reply: &BatchReply, json: bool) -> anyhow::Result<()> 
     }
     if let Some(error) = &reply.error {
         eprintln!("{error}");
-        if reply.done == 0 {
+        if reply.done + reply.underway == 0 {
             return Ok(());
         }
     }
     if verb != BatchVerb::Status {
         let (done, not) = (reply.done, reply.unconcerned);
+        let underway = match (reply.underway, verb) {
+            (0, _) => String::new(),
+            (some, BatchVerb::Pause) => format!("{some} at their next boundaries, "),
+            (some, _) => format!("{some} in a moment, "),
+        };
         println!(
-            "{verb}: {done} done, {not} not concerned, {} failed",
+            "{verb}: {done} done, {underway}{not} not concerned, {} failed",
             reply.failed
         );
-        let computing = reply.phases.contains_key(&PhaseKind::Started);
-        if done > 0 && computing && matches!(verb, BatchVerb::Pause | BatchVerb::Cancel) {
-            let when = if verb == BatchVerb::Pause {
-                "pauses at its next boundary"
-            } else {
-                "ends in a moment"
-            };
-            println!("what computes {when}");
-        }
         for reason in &reply.reasons {
             eprintln!("{reason}");
         }

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use clap::Args;
 use fiec_broker::{AppendError, Broker, BrokerError, Draft, Ledger, Tip, store};
 use fiec_recorder::PgTime;
-use fiec_schemas::event::{BatchPlace, Totals};
+use fiec_schemas::event::{BatchPlace, Requested, Totals};
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::{
     BatchId, Cause, Digest, Event, ExecutionId, ExecutionState, Phase, PhaseKind, StatePlace,
@@ -111,7 +111,7 @@ async fn live(pool: &PgPool) -> sqlx::Result<Vec<ExecutionId>> {
 async fn read(pool: &PgPool, id: ExecutionId) -> anyhow::Result<Option<(Tenant, PgRow)>> {
     let row = sqlx::query(
         "SELECT e.tenant, e.spec::text AS spec, e.submission, e.batch_id, e.batch_line, e.submitted_at, e.phase, \
-         e.paused_by, e.epoch, e.ordinal, e.digest, e.commits, e.state_bytes AS all_bytes, \
+         e.paused_by, e.requested, e.requested_by, e.epoch, e.ordinal, e.digest, e.commits, e.state_bytes AS all_bytes, \
          e.rebindings, e.pressure_rebindings, e.crashes, e.compute_us, e.boundary_index, \
          e.state_digest AS last_digest, e.last_state_bytes AS last_bytes, \
          e.state_ordinal AS last_ordinal, s.index, \
@@ -159,6 +159,7 @@ impl Lost {
             ..Totals::default()
         };
         state.adjusted = adjusted(pool, id).await?.map(Box::new);
+        state.requested = requested(row)?;
         if sql::parse_phase(id, row.try_get("phase")?)? == PhaseKind::Paused {
             let who: Option<String> = row.try_get("paused_by")?;
             state.phase = Phase::Paused {
@@ -289,6 +290,20 @@ async fn end_part(
     Ok(format!(
         "is cancelled: {holder}, of which it is a part, does without it"
     ))
+}
+
+/// The request that its worker had confirmed and not carried out. The policy service that takes the
+/// execution over carries it out.
+fn requested(row: &PgRow) -> anyhow::Result<Option<Requested>> {
+    let what: Option<String> = row.try_get("requested")?;
+    let Some(what) = what else { return Ok(None) };
+    let what = serde_json::from_value(what.into())?;
+    let who: Option<String> = row.try_get("requested_by")?;
+    Ok(Some(Requested {
+        what,
+        who: who.unwrap_or_default(),
+        at: None,
+    }))
 }
 
 /// The submission, if PostgreSQL has the exact one. `jsonb` changes the form of some numbers and

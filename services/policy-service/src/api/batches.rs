@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use super::answer::refused;
 use super::changes::{Asked, Change, is_paused, is_requested};
-use super::pages::{About, KEPT, Member, Page, Unread};
+use super::pages::{About, Concern, KEPT, Member, Page, Unread};
 use super::{Answered, Api, parse, somebody, tenant};
 use crate::refusal::Refusal;
 
@@ -45,6 +45,8 @@ enum Fate {
     NotReached,
     /// This request brought it into the requested state.
     Done(PhaseKind),
+    /// Its worker has accepted the change, and will make it at its next boundary.
+    Underway(PhaseKind),
     /// The change is not possible yet.
     Later(PhaseKind),
     /// It has ended, or was in the requested state before.
@@ -197,18 +199,21 @@ impl Api {
             Err(error) => return Fate::Failed(None, error.into()),
         };
         let phase = entry.message.state.phase.kind();
-        if !concerns(asked.change, &entry.message.state) {
-            return Fate::Unconcerned(phase);
+        match concern(asked.change, &entry.message.state) {
+            Concern::Change => {}
+            Concern::Underway => return Fate::Underway(phase),
+            Concern::Nothing => return Fate::Unconcerned(phase),
         }
         match self.change(asked, entry).await {
-            Ok(changed) => {
-                let phase = changed.state().map_or(phase, |state| state.phase.kind());
-                // The execution itself, or one of its parts, is about to pause.
-                match changed.is_pausing() {
-                    true => Fate::Later(phase),
-                    false => Fate::Done(phase),
-                }
+            // The execution itself, or one of its parts, is about to pause.
+            Ok(changed) if changed.is_pausing() => {
+                Fate::Later(changed.state().map_or(phase, |state| state.phase.kind()))
             }
+            Ok(changed) => match &changed.own {
+                // A worker's answer has no state.
+                Ok(reply) if reply.state.is_none() => Fate::Underway(phase),
+                _ => Fate::Done(changed.state().map_or(phase, |state| state.phase.kind())),
+            },
             Err(refusal) if refusal.is_pausing() => Fate::Later(phase),
             // It has ended meanwhile, or is in the requested state.
             Err(refusal) if refusal.is_moot() => Fate::Unconcerned(phase),
@@ -373,7 +378,10 @@ fn take_member(page: &mut Page, state: ExecutionState, seq: Sequence) {
     let member = Member {
         seq,
         phase: state.phase.kind(),
-        concerned: change_of(page.about.verb).is_some_and(|change| concerns(&change, &state)),
+        concern: match change_of(page.about.verb) {
+            Some(change) => concern(&change, &state),
+            None => Concern::Nothing,
+        },
         after: after
             .iter()
             .filter_map(|other| other.execution(&page.about.tenant))
@@ -386,6 +394,10 @@ fn note(page: &mut Page, fate: Fate) {
     match fate {
         Fate::NotReached => {}
         Fate::Done(phase) => page.count(phase),
+        Fate::Underway(phase) => {
+            page.count(phase);
+            page.underway += 1;
+        }
         Fate::Later(phase) => {
             page.count(phase);
             page.later += 1;
@@ -430,14 +442,19 @@ fn batch_of(tenant: &Tenant, text: &str) -> Answered<BatchId> {
     Ok(BatchId::from_client(tenant, &name))
 }
 
-/// True if the change still has something to do.
-fn concerns(change: &Change, state: &ExecutionState) -> bool {
-    let live = !state.phase.is_terminal();
-    let is_ending = is_requested(state, RequestKind::Cancel);
+/// What the change has to do for an execution.
+fn concern(change: &Change, state: &ExecutionState) -> Concern {
+    let is_live = !state.phase.is_terminal();
+    let is_ending = is_live && is_requested(state, RequestKind::Cancel);
+    let is_pausing = is_live && is_requested(state, RequestKind::Pause);
     match change {
         // Its parts may have paused on their own, or an earlier request may not have reached them.
-        Change::Resume => is_paused(state) || live && !state.parts().is_empty(),
-        Change::Pause => live && !is_paused(state) && !is_ending,
-        Change::Cancel | Change::Adjust(_) => live && !is_ending,
+        Change::Resume if is_paused(state) => Concern::Change,
+        Change::Resume if is_live && !state.parts().is_empty() => Concern::Change,
+        Change::Pause if is_pausing => Concern::Underway,
+        Change::Pause if is_live && !is_paused(state) && !is_ending => Concern::Change,
+        Change::Cancel if is_ending => Concern::Underway,
+        Change::Cancel | Change::Adjust(_) if is_live && !is_ending => Concern::Change,
+        Change::Resume | Change::Pause | Change::Cancel | Change::Adjust(_) => Concern::Nothing,
     }
 }

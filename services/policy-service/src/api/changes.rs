@@ -105,7 +105,7 @@ fn orphan_events(change: &Change, who: &str, now: Timestamp) -> Vec<Event> {
         }],
         Change::Resume => vec![Event::Resumed { who }],
         Change::Pause => {
-            let reason = "it was paused while its node did not hold it".to_owned();
+            let reason = "it was paused while no node held it".to_owned();
             let yielded = Event::Yielded {
                 cause: Cause::Orphaned { reason },
                 computed_until: now,
@@ -168,9 +168,7 @@ impl Api {
                     entry = self.a_moment_later(tenant, id).await?;
                     continue;
                 }
-                (_, Phase::Started(binding))
-                    if *change == Change::Pause || !sight.is_lost(&binding.node) =>
-                {
+                (_, Phase::Started(binding)) if !sight.is_lost(&binding.node) => {
                     let passed = self.pass_on(asked, id, &name, binding).await;
                     let failed = match passed {
                         Ok(reply) => return Ok(reply),
@@ -191,6 +189,8 @@ impl Api {
                         NotPassed::NotHeld => orphan_events(change, who, now),
                     }
                 }
+                // Its node is lost.
+                (Change::Pause, Phase::Started(_)) => orphan_events(change, who, now),
                 (Change::Pause, _) => vec![Event::Paused {
                     who: who.to_owned(),
                 }],

@@ -28,6 +28,17 @@ pub struct About {
     pub batch: BatchId,
 }
 
+/// What a request has to do for an execution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Concern {
+    /// The change.
+    Change,
+    /// Nothing: its worker has accepted the change before.
+    Underway,
+    /// Nothing: it has ended, or is in the requested state.
+    Nothing,
+}
+
 /// An execution of the batch as its ledger showed it.
 #[derive(Debug)]
 pub struct Member {
@@ -35,8 +46,8 @@ pub struct Member {
     pub seq: Sequence,
     /// Its phase.
     pub phase: PhaseKind,
-    /// True if the request still has something to do here.
-    pub concerned: bool,
+    /// What the request has to do here.
+    pub concern: Concern,
     /// The executions that it waits for.
     pub after: Vec<ExecutionId>,
 }
@@ -53,6 +64,8 @@ pub struct Page {
     pub levels: VecDeque<VecDeque<ExecutionId>>,
     /// Number of executions in each phase.
     pub phases: BTreeMap<PhaseKind, u32>,
+    /// Executions whose workers have accepted the request and not done it yet.
+    pub underway: u32,
     /// Executions that the request does not concern.
     pub unconcerned: u32,
     /// Executions for which the change is not possible yet.
@@ -80,6 +93,7 @@ impl Page {
             members: HashMap::new(),
             levels: VecDeque::new(),
             phases: BTreeMap::new(),
+            underway: 0,
             unconcerned: 0,
             later: 0,
             failed: (0, Vec::new()),
@@ -110,6 +124,7 @@ impl Page {
             batch: Some(self.about.batch),
             phases,
             done,
+            underway: self.underway,
             unconcerned: self.unconcerned,
             failed: self.failed.0,
             left: u32::try_from(left).unwrap_or(u32::MAX) + self.later,
@@ -122,14 +137,17 @@ impl Page {
 
     /// Orders the executions to change, after all ledgers are read.
     pub fn arrange(&mut self) {
+        let changes = self.about.verb != BatchVerb::Status;
         for member in self.members.values() {
-            if !member.concerned {
-                *self.phases.entry(member.phase).or_default() += 1;
-                let counts = self.about.verb != BatchVerb::Status;
-                self.unconcerned += u32::from(counts);
+            match member.concern {
+                Concern::Change => continue,
+                Concern::Underway => self.underway += 1,
+                Concern::Nothing => self.unconcerned += u32::from(changes),
             }
+            *self.phases.entry(member.phase).or_default() += 1;
         }
-        self.members.retain(|_, member| member.concerned);
+        self.members
+            .retain(|_, member| member.concern == Concern::Change);
         self.levels = in_order(&self.members);
     }
 }
@@ -220,7 +238,7 @@ mod tests {
             let member = Member {
                 seq,
                 phase: PhaseKind::Pending,
-                concerned: true,
+                concern: Concern::Change,
                 after: after.iter().copied().map(id).collect(),
             };
             (id(*number), member)

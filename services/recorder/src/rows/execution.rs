@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fiec_schemas::{
     BatchId, BoundaryIndex, ClientId, Contract, Digest, Epoch, ExecutionId, ExecutionState, NodeId,
-    Ordinal, Output, Phase, PhaseKind, Sequence, Submission, Tenant, Timestamp,
+    Ordinal, Output, Phase, PhaseKind, RequestKind, Sequence, Submission, Tenant, Timestamp,
 };
 use serde_json::Value;
 use sqlx::types::Json;
@@ -90,8 +90,10 @@ table! {
         failure: Option<String> = Fill,
         /// End of stderr.
         stderr_tail: Option<String> = Fill,
-        /// An order that is not yet carried out.
-        requested: Option<String> = Take,
+        /// A request that is not yet carried out.
+        requested: Option<RequestKind> = Take,
+        /// Who asked for it.
+        requested_by: Option<String> = Take,
         /// Who paused it.
         paused_by: Option<String> = Take,
         /// Ordinal of the last message.
@@ -184,7 +186,8 @@ impl ExecutionRow {
             outputs: events.outputs,
             failure: events.failure,
             stderr_tail: events.stderr_tail,
-            requested: state.requested.map(|r| format!("{} by {}", r.what, r.who)),
+            requested: state.requested.as_ref().map(|r| r.what),
+            requested_by: state.requested.map(|r| r.who),
             paused_by: match state.phase {
                 Phase::Paused { who } => Some(who),
                 _ => None,

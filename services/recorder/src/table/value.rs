@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use fiec_schemas::messages::{NodeEventKind, VerificationOutcome};
 use fiec_schemas::{
     BatchId, CauseKind, ClientId, Contract, Digest, EventKind, ExecutionId, InstanceId, NodeId,
-    PhaseKind, Signal, Tenant, Timestamp,
+    PhaseKind, RequestKind, Signal, Tenant, Timestamp,
 };
 use serde::Serialize;
 use sqlx::encode::IsNull;
@@ -70,6 +70,7 @@ values! { 25, 1009:
     Signal => |v| v.as_str();
     EventKind => |v| v.as_str();
     PhaseKind => |v| v.as_str();
+    RequestKind => |v| v.as_str();
     CauseKind => |v| v.as_str();
     NodeEventKind => |v| v.as_str();
     VerificationOutcome => |v| v.as_str();
