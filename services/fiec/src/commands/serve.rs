@@ -33,9 +33,9 @@ pub struct SetupArgs {
     /// Copies of each stream: 1, or 3 or 5 in a cluster
     #[arg(long, default_value_t = 1)]
     pub replicas: usize,
-    /// Shards of nodes; about 500 nodes each
-    #[arg(long, default_value_t = 1)]
-    pub shards: u16,
+    /// Shards of nodes; about 500 nodes each [default: as many as there are, else 1]
+    #[arg(long)]
+    pub shards: Option<u16>,
     /// First sequence of a ledger stream that is created again after a loss
     #[arg(long)]
     pub ledger_first_sequence: Option<u64>,
