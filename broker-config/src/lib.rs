@@ -8,6 +8,7 @@ pub mod chunks;
 mod clock;
 pub mod collect;
 mod connection;
+pub mod copies;
 pub mod feed;
 pub mod figures;
 pub mod flags;

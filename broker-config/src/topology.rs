@@ -9,6 +9,7 @@ use async_nats::jetstream::{kv, object_store, stream};
 use fiec_schemas::subjects;
 use futures_util::TryStreamExt;
 
+use crate::copies::Copies;
 use crate::{Broker, BrokerError, capsules};
 
 const STREAMS: [(&str, &str); 10] = [
@@ -35,27 +36,19 @@ const SHARDS: &str = "fiec.shards";
 const CAPSULE_STREAMS: &str = "FIEC_CAPSULE_";
 
 /// Settings that differ between installations.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Profile {
-    /// Copies of each stream: 1, or 3 and 5 in a cluster.
-    pub replicas: usize,
+    /// Copies of each stream: 1, or 3 and 5 in a cluster. None: as many as it has; a new one gets
+    /// as many as the others.
+    pub replicas: Option<usize>,
+    /// `replicas` may be fewer than a stream has.
+    pub allow_fewer_replicas: bool,
     /// Shards of nodes; about 500 nodes each. None: as many as there are.
     pub shards: Option<u16>,
     /// First sequence of the ledger stream, for a stream that is created again after a loss.
     pub ledger_first_sequence: Option<u64>,
     /// First sequence of the stream of facts, likewise.
     pub record_first_sequence: Option<u64>,
-}
-
-impl Default for Profile {
-    fn default() -> Self {
-        Self {
-            replicas: 1,
-            shards: None,
-            ledger_first_sequence: None,
-            record_first_sequence: None,
-        }
-    }
 }
 
 /// The stream configurations of a profile.
@@ -71,7 +64,7 @@ pub fn streams(profile: &Profile) -> Result<Vec<stream::Config>, BrokerError> {
                 reason: error.to_string(),
             })?;
         let config = stream::Config {
-            num_replicas: profile.replicas,
+            num_replicas: profile.replicas.unwrap_or(1),
             ..config
         };
         let shards = profile.shards.unwrap_or(1);
@@ -134,8 +127,14 @@ pub(crate) fn shards_of(names: &BTreeSet<String>, ledger: Option<&stream::Config
 /// Creates or updates every stream, bucket and shared consumer.
 ///
 /// # Errors
-/// When the broker refuses one.
+/// When the broker refuses one. [`BrokerError::FewerCopies`], before anything is changed, if a
+/// stream would lose copies and the profile does not allow it.
 pub async fn apply(broker: &Broker, profile: &Profile) -> Result<(), BrokerError> {
+    let copies = Copies::read(broker).await?;
+    if let Some(asked) = profile.replicas.filter(|_| !profile.allow_fewer_replicas) {
+        copies.none_above(asked)?;
+    }
+    let wanted = |stream: &str| copies.wanted(stream, profile.replicas);
     let shards = match profile.shards {
         Some(shards) => shards,
         None => shards(broker).await?,
@@ -148,6 +147,10 @@ pub async fn apply(broker: &Broker, profile: &Profile) -> Result<(), BrokerError
     // for it, and then need all the others.
     let (ledger, others): (Vec<_>, Vec<_>) = streams(profile)?
         .into_iter()
+        .map(|config| stream::Config {
+            num_replicas: wanted(&config.name),
+            ..config
+        })
         .partition(|config| config.name == subjects::LEDGER_STREAM);
     for config in others {
         apply_stream(broker, config).await?;
@@ -175,7 +178,7 @@ pub async fn apply(broker: &Broker, profile: &Profile) -> Result<(), BrokerError
                 bucket: bucket.to_owned(),
                 description: description.to_owned(),
                 history,
-                num_replicas: profile.replicas,
+                num_replicas: wanted(&format!("KV_{bucket}")),
                 ..Default::default()
             })
             .await
@@ -189,13 +192,15 @@ pub async fn apply(broker: &Broker, profile: &Profile) -> Result<(), BrokerError
         ),
         (subjects::DATA_BUCKET, "Inputs and outputs by digest"),
     ] {
+        let stream = format!("OBJ_{bucket}");
+        let num_replicas = wanted(&stream);
         if broker.js.get_object_store(bucket).await.is_err() {
             broker
                 .js
                 .create_object_store(object_store::Config {
                     bucket: bucket.to_owned(),
                     description: Some(description.to_owned()),
-                    num_replicas: profile.replicas,
+                    num_replicas,
                     ..Default::default()
                 })
                 .await
@@ -203,7 +208,7 @@ pub async fn apply(broker: &Broker, profile: &Profile) -> Result<(), BrokerError
                     "create object store {bucket}"
                 )))?;
         }
-        keep_for_ever(broker, &format!("OBJ_{bucket}")).await?;
+        keep_for_ever(broker, &stream, num_replicas).await?;
     }
     make_submit_consumer(broker).await?;
     for shard in 0..shards {
@@ -235,17 +240,22 @@ async fn apply_stream(broker: &Broker, config: stream::Config) -> Result<(), Bro
     }
 }
 
-/// Removes the limit of age from a stream of an earlier version.
-async fn keep_for_ever(broker: &Broker, name: &str) -> Result<(), BrokerError> {
+/// Sets the copies of an object store's stream. Removes the limit of age of an earlier version.
+async fn keep_for_ever(
+    broker: &Broker,
+    name: &str,
+    num_replicas: usize,
+) -> Result<(), BrokerError> {
     let what = format!("update stream {name}");
     let stream = broker.js.get_stream(name).await;
     let stream = stream.map_err(BrokerError::operation(what.clone()))?;
     let config = &stream.cached_info().config;
-    if config.max_age.is_zero() {
+    if config.max_age.is_zero() && config.num_replicas == num_replicas {
         return Ok(());
     }
     let config = stream::Config {
         max_age: Duration::ZERO,
+        num_replicas,
         ..config.clone()
     };
     let updated = broker.js.update_stream(&config).await;
@@ -295,7 +305,7 @@ mod tests {
     #[test]
     fn every_committed_stream_reads_and_keeps_the_design() {
         let configs = streams(&Profile {
-            replicas: 3,
+            replicas: Some(3),
             shards: Some(2),
             ..Profile::default()
         })
