@@ -11,7 +11,8 @@
 //! to the whole σ again.
 //!
 //! A chunk is one message of the stream `FIEC_CHUNK`, and is named by its sequence. So the removal
-//! of a superseded chunk never removes bytes that were stored again later.
+//! of a superseded chunk never removes bytes that were stored again later. Its header
+//! [`subjects::CHUNK_HEADER`] holds its digest.
 //!
 //! ```text
 //! "FIECCHK1" │ chunks u32 │ σ u64 │ stored with this commit u64 │ chunk …      little endian
@@ -249,7 +250,23 @@ impl Manifest {
     }
 }
 
-/// Sends a chunk to the stream. Its acknowledgement holds its sequence.
+/// Sends a piece of a σ to the stream, with its digest: [`crate::chunk_list`] needs no bytes to
+/// compare. Its acknowledgement holds its sequence.
+///
+/// # Errors
+/// When it could not be sent.
+pub async fn send_piece(
+    broker: &Broker,
+    tenant: &Tenant,
+    execution: ExecutionId,
+    digest: Digest,
+    bytes: Bytes,
+) -> Result<PublishAckFuture, BrokerError> {
+    let message = PublishMessage::build().header(subjects::CHUNK_HEADER, digest.to_string());
+    publish(broker, tenant, execution, message.payload(bytes)).await
+}
+
+/// Sends a chunk that is no piece of a σ to the stream. Its acknowledgement holds its sequence.
 ///
 /// # Errors
 /// When it could not be sent.
@@ -260,6 +277,15 @@ pub async fn send(
     bytes: Bytes,
 ) -> Result<PublishAckFuture, BrokerError> {
     let message = PublishMessage::build().payload(bytes);
+    publish(broker, tenant, execution, message).await
+}
+
+async fn publish(
+    broker: &Broker,
+    tenant: &Tenant,
+    execution: ExecutionId,
+    message: PublishMessage,
+) -> Result<PublishAckFuture, BrokerError> {
     broker
         .js
         .send_publish(subjects::chunk(tenant, execution), message)

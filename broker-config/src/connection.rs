@@ -43,6 +43,19 @@ pub enum BrokerError {
         /// The digest that it was named by.
         expected: String,
     },
+    /// A stream would lose copies.
+    #[error(
+        "stream {stream} has {has} copies, and {asked} are asked for: nothing was changed; \
+         ask for {has} with --replicas, or say --allow-fewer-replicas as well"
+    )]
+    FewerCopies {
+        /// Its name.
+        stream: String,
+        /// Its copies.
+        has: usize,
+        /// The copies that it would have.
+        asked: usize,
+    },
     /// A required object or message is missing.
     #[error("{what} is not there{hint}")]
     Missing {

@@ -3,10 +3,12 @@
 //! feed of all ledgers, the registry of programs. This crate takes no decision.
 
 pub mod capsules;
+pub mod chunk_list;
 pub mod chunks;
 mod clock;
 pub mod collect;
 mod connection;
+pub mod copies;
 pub mod feed;
 pub mod figures;
 pub mod flags;

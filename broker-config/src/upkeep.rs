@@ -9,7 +9,7 @@ use async_nats::jetstream::stream::{Config, StorageType};
 use fiec_schemas::subjects;
 use futures_util::TryStreamExt;
 
-use crate::topology::{Profile, streams};
+use crate::topology::{Profile, shards_of, streams};
 use crate::{Broker, BrokerError};
 
 const EVERY: Duration = Duration::from_secs(2);
@@ -105,22 +105,32 @@ async fn complete(broker: &Broker) -> Result<(), String> {
         .await
         .map_err(BrokerError::operation("list the streams"))
         .map_err(words)?;
+    let ledger = match names.contains(subjects::LEDGER_STREAM) {
+        false => None,
+        true => {
+            let ledger = broker.js.get_stream(subjects::LEDGER_STREAM).await;
+            let ledger = ledger
+                .map_err(BrokerError::operation("look at the ledger stream"))
+                .map_err(words)?;
+            Some(ledger.cached_info().config.clone())
+        }
+    };
+    let profile = Profile {
+        shards: Some(shards_of(&names, ledger.as_ref())),
+        ..Profile::default()
+    };
     let mut missing = Vec::new();
-    for config in streams(&Profile::default()).map_err(words)? {
+    for config in streams(&profile).map_err(words)? {
         if names.contains(&config.name) {
             continue;
         }
-        if !is_replaceable(&config) || !names.contains(subjects::LEDGER_STREAM) {
+        let Some(ledger) = ledger.as_ref().filter(|_| is_replaceable(&config)) else {
             missing.push(config.name);
             continue;
-        }
-        let ledger = broker.js.get_stream(subjects::LEDGER_STREAM).await;
-        let ledger = ledger
-            .map_err(BrokerError::operation("look at the ledger stream"))
-            .map_err(words)?;
+        };
         let name = config.name.clone();
         let config = Config {
-            num_replicas: ledger.cached_info().config.num_replicas,
+            num_replicas: ledger.num_replicas,
             ..config
         };
         broker

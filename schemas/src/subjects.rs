@@ -10,6 +10,8 @@ pub const EVENT_HEADER: &str = "Fiec-Event";
 /// Largest σ in bytes that a ledger message's body contains. For a larger one the body is the list
 /// of its chunks, which are in [`CHUNK_STREAM`].
 pub const INLINE_STATE_LIMIT: usize = 768 * 1024;
+/// Header of a chunk of a σ that holds the digest of its bytes.
+pub const CHUNK_HEADER: &str = "Fiec-Chunk";
 /// Messages kept for each execution in the ledger stream.
 pub const LEDGER_DEPTH: u64 = 64;
 

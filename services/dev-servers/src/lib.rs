@@ -13,10 +13,13 @@
 //! - One process at a time owns a data folder (see `lock`).
 //! - Both servers ask for a random password. Files with the password have mode 0600.
 //!
-//! Deliberately absent: clusters and TLS. These servers are private to one user of one machine.
+//! [`NatsCluster`] runs several connected servers, for tests of replicated streams.
+//!
+//! Deliberately absent: TLS. These servers are private to one user of one machine.
 
 mod account;
 mod child;
+mod cluster;
 mod error;
 mod fetch;
 mod locate;
@@ -28,6 +31,7 @@ mod secret;
 mod servers;
 
 pub use account::Account;
+pub use cluster::NatsCluster;
 pub use error::{Error, Result};
 pub use fetch::{default_cache, free_bytes};
 pub use locate::{

@@ -56,6 +56,8 @@ figures! {
         appends_in_flight: Gauge,
         /// Submission messages under way.
         open_submissions: Gauge,
+        /// 1 while submissions cannot be pulled.
+        intake_closed: Gauge,
         /// Policy services present.
         replicas: Gauge,
         /// Names of nodes that are kept.

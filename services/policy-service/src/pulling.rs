@@ -6,7 +6,7 @@
 //! therefore pulls one message at a time for [`CAREFUL`]. Then only the harmful message collects
 //! deliveries, until it is refused (`intake::DELIVERIES`).
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream;
@@ -14,11 +14,13 @@ use async_nats::jetstream::consumer::{Consumer, pull};
 use fiec_broker::{Broker, BrokerError, topology};
 use fiec_schemas::Timestamp;
 use futures_util::StreamExt as _;
+use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::ServiceError;
-use crate::sources::again;
+use crate::metrics::Metrics;
+use crate::sources::{SourceHealth, again};
 
 /// Most messages held here, and most per request.
 pub const MESSAGES: u32 = 2_048;
@@ -39,6 +41,8 @@ const LATE: Duration = Duration::from_secs(3);
 const RECENT: Duration = Duration::from_secs(4);
 /// How long messages are pulled one at a time. Longer than the time after which one comes again.
 const CAREFUL: Duration = Duration::from_secs(10);
+/// Time without a successful request after which health is red.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Time of the request for a message. The message was not delivered before it.
 #[derive(Debug, Clone, Copy)]
@@ -131,24 +135,87 @@ impl Bounds {
     }
 }
 
+/// Whether submissions can be pulled. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Intake {
+    health: SourceHealth,
+    closed: Gauge,
+    /// Begin of the trouble.
+    since: Arc<Mutex<Option<Instant>>>,
+}
+
+impl Intake {
+    /// The intake that `metrics` shows.
+    pub fn new(metrics: &Metrics) -> Self {
+        Self {
+            health: SourceHealth::default(),
+            closed: metrics.intake_closed.clone(),
+            since: Arc::default(),
+        }
+    }
+
+    /// Checks that submissions can be pulled.
+    ///
+    /// # Errors
+    /// After [`PATIENCE`] without them, with the reason.
+    pub fn check(&self) -> Result<(), String> {
+        self.health.check()
+    }
+
+    fn since(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pulled(&self) {
+        *self.since() = None;
+        self.closed.set(0);
+        self.health.opened();
+    }
+
+    fn failed(&self, error: &BrokerError) {
+        self.closed.set(1);
+        if self.since().get_or_insert_with(Instant::now).elapsed() >= PATIENCE {
+            let reason = format!("submissions are not pulled: {error}");
+            self.health.closed(reason);
+        }
+    }
+}
+
 /// Pulls submissions until the receiver is closed.
-pub async fn submissions(broker: Broker, to: Sender<Pulled>) -> Result<(), ServiceError> {
+pub async fn submissions(
+    broker: Broker,
+    to: Sender<Pulled>,
+    intake: Intake,
+) -> Result<(), ServiceError> {
     let bounds = Bounds::new(&broker);
     let careful_until = OnceLock::new();
     again("submissions", || async {
-        let consumer = topology::submit_consumer(&broker).await?;
-        let open = consumer.cached_info().num_ack_pending;
-        let careful_until = *careful_until.get_or_init(|| careful_until_of(open));
-        while !to.is_closed() {
-            let alone = careful_until.is_some_and(|until| Instant::now() < until);
-            let Some(room) = bounds.room(alone).await else {
-                return Ok(());
-            };
-            pull(&consumer, &to, room, alone, bounds.batch_kib).await?;
-        }
-        Ok(())
+        let ended = pull_all(&broker, &to, &bounds, &careful_until, &intake).await;
+        ended.inspect_err(|error| intake.failed(error))
     })
     .await
+}
+
+/// Pulls submissions until the receiver is closed, or the broker refuses.
+async fn pull_all(
+    broker: &Broker,
+    to: &Sender<Pulled>,
+    bounds: &Bounds,
+    careful_until: &OnceLock<Option<Instant>>,
+    intake: &Intake,
+) -> Result<(), BrokerError> {
+    let consumer = topology::submit_consumer(broker).await?;
+    let open = consumer.cached_info().num_ack_pending;
+    let careful_until = *careful_until.get_or_init(|| careful_until_of(open));
+    while !to.is_closed() {
+        let alone = careful_until.is_some_and(|until| Instant::now() < until);
+        let Some(room) = bounds.room(alone).await else {
+            return Ok(());
+        };
+        pull(&consumer, to, room, alone, bounds.batch_kib).await?;
+        intake.pulled();
+    }
+    Ok(())
 }
 
 /// End of the time in which messages are pulled one at a time. `open` messages were open at the

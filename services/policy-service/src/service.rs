@@ -17,8 +17,9 @@ use crate::core::Core;
 use crate::effects::Effects;
 use crate::metrics::Metrics;
 use crate::programs::Programs;
+use crate::pulling::Intake;
 use crate::reading::Reader;
-use crate::sources::FeedHealth;
+use crate::sources::SourceHealth;
 use crate::{Options, ServiceError, acks, api, pulling, reservation, sources};
 
 /// Capacity of the channel for news.
@@ -64,9 +65,10 @@ impl PolicyService {
         let loaded = Arc::new(AtomicBool::new(false));
         let end = stop.child_token();
         let _end = end.clone().drop_guard();
-        let (upkeep, feed) = (Upkeep::default(), FeedHealth::default());
+        let (upkeep, feed) = (Upkeep::default(), SourceHealth::default());
+        let intake = Intake::new(&metrics);
         if let Some(addr) = options.http {
-            let health = health(&broker, &loaded, &upkeep, &feed);
+            let health = health(&broker, &loaded, &upkeep, &feed, &intake);
             let bound = sight::serve(addr, metrics.registry(), health, end.clone())
                 .await
                 .map_err(|source| ServiceError::Http { addr, source })?;
@@ -89,6 +91,7 @@ impl PolicyService {
                 loaded: Arc::clone(&loaded),
                 upkeep: upkeep.clone(),
                 feed: feed.clone(),
+                intake: intake.clone(),
                 after_loss,
             };
             match life.live(&stop).await {
@@ -125,7 +128,8 @@ struct Life {
     metrics: Metrics,
     loaded: Arc<AtomicBool>,
     upkeep: Upkeep,
-    feed: FeedHealth,
+    feed: SourceHealth,
+    intake: Intake,
     /// The life before this one ended because the broker lost messages.
     after_loss: bool,
 }
@@ -139,6 +143,7 @@ impl Life {
             loaded,
             upkeep,
             feed,
+            intake,
             after_loss,
         } = self;
         let (news_tx, news) = mpsc::channel(NEWS);
@@ -208,7 +213,12 @@ impl Life {
         let (b, n) = (broker.clone(), news_tx);
         tasks.spawn(async move { ("ledgers", sources::ledgers(b, n, feed).await) });
         let b = broker.clone();
-        tasks.spawn(async move { ("submissions", pulling::submissions(b, submissions_tx).await) });
+        tasks.spawn(async move {
+            (
+                "submissions",
+                pulling::submissions(b, submissions_tx, intake).await,
+            )
+        });
         tasks.spawn(async move {
             ("appends", {
                 acks::appends(ledger, firsts_rx, outcomes_tx).await;
@@ -280,16 +290,18 @@ fn health(
     broker: &Broker,
     loaded: &Arc<AtomicBool>,
     upkeep: &Upkeep,
-    feed: &FeedHealth,
+    feed: &SourceHealth,
+    intake: &Intake,
 ) -> impl Fn() -> Result<(), String> + Send + Sync + Clone + 'static {
     let (client, loaded) = (broker.client.clone(), Arc::clone(loaded));
-    let (upkeep, feed) = (upkeep.clone(), feed.clone());
+    let (upkeep, feed, intake) = (upkeep.clone(), feed.clone(), intake.clone());
     move || {
         if client.connection_state() != async_nats::connection::State::Connected {
             return Err("not connected to NATS: see that nats-server runs".to_owned());
         }
         upkeep.check()?;
         feed.check()?;
+        intake.check()?;
         if !loaded.load(Ordering::Relaxed) {
             return Err("still taking over the ledgers".to_owned());
         }

@@ -52,19 +52,29 @@ pub async fn again<F: Future<Output = Result<(), BrokerError>>>(
     }
 }
 
-/// Reason why the feed of the ledgers is closed, if it is. Cheap to clone.
+/// Reason why a source is closed, if it is. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub struct FeedHealth {
+pub struct SourceHealth {
     trouble: Arc<Mutex<Option<String>>>,
 }
 
-impl FeedHealth {
-    /// Checks that the feed is open.
+impl SourceHealth {
+    /// Checks that the source is open.
     ///
     /// # Errors
-    /// While the feed is closed, with the reason.
+    /// While it is closed, with the reason.
     pub fn check(&self) -> Result<(), String> {
         self.trouble().clone().map_or(Ok(()), Err)
+    }
+
+    /// Notes that the source is open.
+    pub fn opened(&self) {
+        *self.trouble() = None;
+    }
+
+    /// Notes that the source is closed.
+    pub fn closed(&self, reason: String) {
+        *self.trouble() = Some(reason);
     }
 
     fn trouble(&self) -> MutexGuard<'_, Option<String>> {
@@ -77,7 +87,7 @@ impl FeedHealth {
 pub async fn ledgers(
     broker: Broker,
     news: Sender<News>,
-    health: FeedHealth,
+    health: SourceHealth,
 ) -> Result<(), ServiceError> {
     let (mut seen, mut before) = (None, None);
     let mut identity = Identity::default();
@@ -89,7 +99,7 @@ pub async fn ledgers(
             Ok(()) => tracing::warn!(seen, "the ledger feed ended; opening it anew"),
             Err(ServiceError::Broker(error)) => {
                 tracing::warn!(seen, %error, "opening the ledger feed anew");
-                *health.trouble() = Some(format!("the ledgers are not read: {error}"));
+                health.closed(format!("the ledgers are not read: {error}"));
             }
             Err(error) => return Err(error),
         }
@@ -112,7 +122,7 @@ enum Heard {
 async fn follow(
     broker: &Broker,
     news: &Sender<News>,
-    health: &FeedHealth,
+    health: &SourceHealth,
     (seen, before, identity): (&mut Option<u64>, &mut Option<u64>, &mut Identity),
     wait: &mut Duration,
 ) -> Result<(), ServiceError> {
@@ -133,7 +143,7 @@ async fn follow(
     let (mut loading, mut unread) = (seen.is_none(), false);
     let before = *before.get_or_insert(state.last_sequence);
     let mut items = feed::ledger(broker, start).await?;
-    *health.trouble() = None;
+    health.opened();
     if loading && state.messages == 0 {
         *seen = Some(state.last_sequence);
         loading = false;
@@ -438,7 +448,7 @@ mod tests {
         }
         // A core that is busy: it takes nothing, so that the reader asks for nothing.
         let (to, mut news) = tokio::sync::mpsc::channel(1);
-        let loading = tokio::spawn(ledgers(broker.clone(), to, FeedHealth::default()));
+        let loading = tokio::spawn(ledgers(broker.clone(), to, SourceHealth::default()));
         let stream = broker.js.get_stream(subjects::LEDGER_STREAM).await.unwrap();
         let consumer = loop {
             tokio::time::sleep(Duration::from_millis(20)).await;

@@ -3,7 +3,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::stage::{Running, Stage, until};
-use async_nats::jetstream::consumer::pull;
+use async_nats::jetstream::consumer::{AckPolicy, pull};
 use async_nats::jetstream::stream::Config;
 use fiec_broker::topology;
 use fiec_policy_service::Options;
@@ -168,4 +168,51 @@ async fn a_broker_that_lacks_something_after_a_loss_is_waited_for() {
     topology::apply(&stage.broker, &profile).await.unwrap();
     until(|| says("200 OK")).await;
     service.stop().await;
+}
+
+#[tokio::test]
+async fn a_lost_stream_of_any_shard_is_missed_and_setup_makes_it_again() {
+    let stage = Stage::with_nodes(&["n1"]).await;
+    let profile = topology::Profile {
+        shards: Some(2),
+        ..topology::Profile::default()
+    };
+    topology::apply(&stage.broker, &profile).await.unwrap();
+    let js = &stage.broker.js;
+    js.delete_stream(subjects::capsule_stream(1)).await.unwrap();
+    let (_service, address) = watched(&stage).await;
+    let says = async |words: &str| healthz(address).await.contains(words);
+    until(|| says("the broker has no FIEC_CAPSULE_1")).await;
+    let profile = topology::Profile::default();
+    topology::apply(&stage.broker, &profile).await.unwrap();
+    until(|| says("200 OK")).await;
+}
+
+#[tokio::test]
+async fn a_lost_consumer_of_the_submissions_is_made_again_or_else_health_is_red() {
+    let stage = Stage::with_nodes(&["n1"]).await;
+    let (_service, address) = watched(&stage).await;
+    let says = async |words: &str| healthz(address).await.contains(words);
+    until(|| says("200 OK")).await;
+    let js = &stage.broker.js;
+    let submissions = js.get_stream(subjects::SUBMIT_STREAM).await.unwrap();
+    // A work queue has one consumer. While it has another one, the service cannot make its own.
+    let other = || pull::Config {
+        durable_name: Some("other".to_owned()),
+        ack_policy: AckPolicy::Explicit,
+        ..pull::Config::default()
+    };
+    until(|| async {
+        let _ = submissions.delete_consumer(subjects::SUBMIT_CONSUMER).await;
+        submissions.create_consumer(other()).await.is_ok()
+    })
+    .await;
+    until(|| says("submissions are not pulled")).await;
+    let line = r#"{"program":"synthetic@1"}"#;
+    let waits = js.publish("fiec.submit.lab", line.into()).await;
+    waits.unwrap().await.unwrap();
+    submissions.delete_consumer("other").await.unwrap();
+    until(|| says("200 OK")).await;
+    let ledgers = js.get_stream(subjects::LEDGER_STREAM).await.unwrap();
+    until(|| async { ledgers.get_info().await.unwrap().state.messages > 0 }).await;
 }

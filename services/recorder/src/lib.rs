@@ -23,6 +23,7 @@ mod known;
 #[cfg(feature = "lab-support")]
 pub mod lab_support;
 mod ledger;
+mod live_chunks;
 mod lost;
 mod metrics;
 mod mirror;

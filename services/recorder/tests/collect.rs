@@ -3,6 +3,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use fiec_broker::chunks::{Chunk, Manifest};
 use fiec_broker::topology::{Profile, apply};
 use fiec_broker::{Broker, ConnectOptions, chunks, registry, store};
 use fiec_dev_servers::{DevServers, NoProgress, Options};
@@ -57,6 +58,7 @@ impl World {
             collection: Collection {
                 after: Some(Duration::from_secs(1)),
                 every: Duration::from_millis(100),
+                chunk_grace: Duration::from_millis(300),
                 dry_run,
             },
             ..RecorderOptions::default()
@@ -97,6 +99,10 @@ impl World {
     }
 
     async fn append(&self, of: &mut Written, events: Vec<Event>) {
+        self.append_with(of, events, Bytes::new()).await;
+    }
+
+    async fn append_with(&self, of: &mut Written, events: Vec<Event>, body: Bytes) {
         let js = &self.broker.js;
         let stream = js.get_stream(subjects::LEDGER_STREAM).await.unwrap();
         let seq = stream.cached_info().state.last_sequence + 1;
@@ -107,9 +113,7 @@ impl World {
         let mut headers = async_nats::HeaderMap::new();
         headers.insert(subjects::EVENT_HEADER, item.header.as_str());
         let subject = subjects::ledger(&item.tenant, item.execution);
-        let ack = js
-            .publish_with_headers(subject, headers, Bytes::new())
-            .await;
+        let ack = js.publish_with_headers(subject, headers, body).await;
         ack.unwrap().await.unwrap();
     }
 
@@ -136,6 +140,56 @@ impl World {
             energy: None,
         });
         self.append(of, vec![started, boundary]).await;
+    }
+
+    async fn start(&self, of: &mut Written) {
+        let computing_since = Timestamp::now();
+        let epoch = 1;
+        let started = Event::Started {
+            epoch,
+            computing_since,
+        };
+        self.append(of, vec![started]).await;
+    }
+
+    /// Stores a piece of a large σ.
+    async fn piece(&self, of: &Written, text: &'static str) -> Chunk {
+        let digest = Digest::of(text.as_bytes());
+        let (broker, bytes) = (&self.broker, Bytes::from_static(text.as_bytes()));
+        let sent = chunks::send_piece(broker, &of.tenant, of.id, digest, bytes).await;
+        Chunk {
+            digest,
+            seq: sent.unwrap().await.unwrap().sequence,
+            // The list says so: it is a large σ.
+            bytes: 1_000_000,
+            hour: chunks::hour_now(),
+        }
+    }
+
+    /// A boundary whose σ consists of these pieces.
+    async fn commit_pieces(&self, of: &mut Written, index: u64, pieces: &[Chunk]) {
+        let now = Timestamp::now();
+        let manifest = Manifest {
+            chunks: pieces.to_vec(),
+            stored: 0,
+        };
+        let boundary = Event::Boundary(BoundaryEvent {
+            index,
+            digest: Digest::of(&index.to_le_bytes()),
+            bytes: manifest.bytes(),
+            computed_at: now,
+            compute_us: 1,
+            of: None,
+            note: None,
+            outputs: Vec::new(),
+            energy: None,
+        });
+        self.append_with(of, vec![boundary], manifest.encode())
+            .await;
+    }
+
+    async fn has_piece(&self, chunk: Chunk) -> bool {
+        chunks::get(&self.broker, chunk).await.is_ok()
     }
 
     async fn chunk(&self, of: &Written) {
@@ -263,6 +317,43 @@ async fn what_nothing_refers_to_goes_after_the_grace_and_nothing_else() {
     stop.cancel();
     recorder.await.unwrap().unwrap();
     assert!(registry::list(broker).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn chunks_that_no_commit_of_a_live_execution_names_go_and_those_of_a_commit_in_flight_stay() {
+    let world = world().await;
+    let mut live = world.submit(r#"{"program":"synthetic@1"}"#).await;
+    let mut other = world.submit(r#"{"program":"synthetic@1"}"#).await;
+    world.start(&mut live).await;
+    world.start(&mut other).await;
+    // A worker was killed before it dropped this one.
+    let left = world.piece(&live, "of a superseded commit").await;
+    let named = world.piece(&live, "of the last commit").await;
+    world.chunk(&live).await;
+    let kept = world.piece(&other, "of the other's last commit").await;
+    world.commit_pieces(&mut other, 1, &[kept]).await;
+    let in_flight = world.piece(&other, "of a commit in flight").await;
+    let (stop, recorder) = world.recorder(false);
+    let mut index = 0;
+    while world.has_piece(left).await {
+        index += 1;
+        assert!(index < 20, "a chunk that no commit names stays");
+        world.commit_pieces(&mut live, index, &[named]).await;
+        world.swept().await;
+    }
+    world.swept().await;
+    for (chunk, what) in [
+        (named, "a chunk of the last commit"),
+        (kept, "a chunk of the other's last commit"),
+        (in_flight, "a chunk of a commit in flight"),
+    ] {
+        assert!(world.has_piece(chunk).await, "{what} was removed");
+    }
+    let stream = world.broker.js.get_stream(subjects::CHUNK_STREAM).await;
+    let messages = stream.unwrap().cached_info().state.messages;
+    assert_eq!(messages, 4, "what was emitted is no piece of a state");
+    stop.cancel();
+    recorder.await.unwrap().unwrap();
 }
 
 #[tokio::test]

@@ -204,7 +204,7 @@ impl Runner {
         self.flight = Some(Box::pin(async move {
             let hurry = (message.priority.is_none()).then_some(&known.hurry);
             put_outputs(&shared, &message.outputs, hurry).await;
-            let Some(mut commit) = commit else {
+            let Some(commit) = commit else {
                 let state = message.state.clone();
                 let tip = match append(&shared, draft.clone(), state.clone()).await {
                     Err(AppendError::Conflict) => {
@@ -222,8 +222,8 @@ impl Runner {
             let ready = commit.store(&shared, &known).await?;
             let (tip, ready) = match append(&shared, draft.clone(), ready.body()).await {
                 Err(AppendError::Conflict) => {
-                    // The broker may have lost chunks of the commit before: store all again.
-                    commit.before = None;
+                    // The tip's chunks are checked before this commit stores its own again.
+                    ready.abandoned(&known);
                     let mut stored = None;
                     let again = async {
                         put_outputs(&shared, &message.outputs, None).await;
@@ -232,12 +232,16 @@ impl Runner {
                         stored = Some(ready);
                         Ok(body)
                     };
-                    let tip = Box::pin(ground.append_again(&shared, &draft, again)).await?;
-                    (tip, stored.unwrap_or(ready))
+                    (
+                        Box::pin(ground.append_again(&shared, &draft, again)).await?,
+                        stored,
+                    )
                 }
-                settled => (settled?, ready),
+                settled => (settled?, Some(ready)),
             };
-            ready.committed(&shared, &known);
+            if let Some(ready) = ready {
+                ready.committed(&shared, &known);
+            }
             emitted::publish(&shared, &tip, &message.emits).await;
             if commit.urgent {
                 // In case the execution comes back.

@@ -8,7 +8,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use fiec_broker::chunks::Manifest;
 use fiec_broker::{AppendError, BrokerError, Draft, Entry, Tip, feed, store};
 use fiec_schemas::chain::{Held, Link, Standing};
 use fiec_schemas::{Digest, ExecutionState, LedgerMessage, StatePlace, Submission};
@@ -126,10 +125,10 @@ impl Ground {
         match (chain.compare(last.as_ref().map(Entry::link).as_ref()), last) {
             (Standing::Unchanged, Some(last)) => {
                 let tip = &self.tip.state;
-                if let Some(place) = tip.boundary.as_ref().filter(|p| store::is_large(p)) {
-                    // Its chunks may be lost all the same: the next commit stores all of its own.
-                    let known = &self.known;
-                    known.learn(place.index, place.digest, Manifest::default());
+                let place = tip.boundary.as_ref().filter(|p| store::is_large(p));
+                if let Some(place) = place.filter(|_| !tip.phase.is_terminal()) {
+                    // They are in another stream, which may have lost some of them.
+                    Box::pin(self.known.check(shared, tip, place)).await;
                 }
                 Ok(last.into())
             }
@@ -249,7 +248,8 @@ impl Ground {
         if Digest::of(&state) != place.digest {
             return None;
         }
-        // Its chunks may be lost as well: store all again.
+        // Some of its chunks may be lost as well.
+        Box::pin(self.known.check(shared, &self.tip.state, place)).await;
         let commit = large::Commit {
             tenant: self.tip.state.tenant.clone(),
             execution: self.tip.state.execution,
@@ -257,7 +257,7 @@ impl Ground {
             digest: place.digest,
             state,
             cut: Cut::default(),
-            before: None,
+            before: Some(place.clone()),
             urgent: false,
         };
         let ready = commit.store(shared, &self.known).await.ok()?;

@@ -2,15 +2,17 @@
 //! sends, only chunks that are missing at the destination. The node assembles σ from the stream and
 //! from pieces of an earlier σ of the same execution that it has kept.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use fiec_broker::chunks::{self, Manifest, Piece};
 use fiec_broker::recut::{Earlier, cut_after};
-use fiec_broker::{AppendError, BrokerError, lists, store};
-use fiec_schemas::{BoundaryIndex, Digest, ExecutionId, StatePlace, Tenant};
+use fiec_broker::{AppendError, BrokerError, chunk_list, lists, store};
+use fiec_schemas::{
+    BoundaryIndex, Digest, ExecutionId, ExecutionState, Sequence, StatePlace, Tenant, subjects,
+};
 use tokio::sync::OnceCell;
 
 use crate::cache::{Fetched, Kind, NotCached};
@@ -25,6 +27,9 @@ use crate::uploads::{Hurry, Urgent};
 const WINDOW: usize = 2 << 20;
 /// Bytes of a σ that is kept until the next cut. The next cut is then many times faster.
 const CUT_KEPT: usize = 256 << 20;
+/// Tries to list an execution's chunks, and the pause after each. Then all count as lost.
+const CHECKS: u32 = 10;
+const CHECK_AGAIN: Duration = Duration::from_millis(500);
 
 /// The pieces of a σ, cut once for all users.
 #[derive(Debug, Clone, Default)]
@@ -58,6 +63,8 @@ type Whole = (Bytes, Arc<Vec<Piece>>);
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     last: Mutex<Option<(BoundaryIndex, Digest, Arc<Manifest>)>>,
+    /// Stored chunks that the next commit supersedes, beside those of the last commit.
+    abandoned: Mutex<Vec<Sequence>>,
     /// The σ that was cut last, up to [`CUT_KEPT`] bytes.
     cut: Mutex<Option<Whole>>,
     /// Whether the execution is leaving.
@@ -110,6 +117,55 @@ impl Known {
                 None
             }
         }
+    }
+
+    /// Compares the chunks of this commit with the broker's, which may have lost some. The next
+    /// commit stores only the lost ones again. Returns the chunks.
+    pub(crate) async fn check(
+        &self,
+        shared: &Shared,
+        state: &ExecutionState,
+        place: &StatePlace,
+    ) -> Arc<Manifest> {
+        let subject = subjects::chunk(&state.tenant, state.execution);
+        let mut tries = 0;
+        let mut checked = Manifest::default();
+        if let Some(manifest) = self.of(shared, Some(place)).await {
+            while tries < CHECKS {
+                match chunk_list::stored(&shared.broker, &subject).await {
+                    Ok(stored) => {
+                        checked = Manifest::clone(&manifest);
+                        let lost = checked.keep_stored(&stored);
+                        tracing::debug!(execution = %state.execution, lost, "chunks were checked");
+                        break;
+                    }
+                    // Without an answer all of them count as lost. The collector removes them.
+                    Err(error) => tracing::warn!(%error, "cannot look which chunks are stored"),
+                }
+                tries += 1;
+                tokio::time::sleep(CHECK_AGAIN).await;
+            }
+        }
+        self.learn(place.index, place.digest, checked)
+    }
+
+    /// Notes stored chunks that no commit will name: the next commit supersedes them.
+    pub(crate) fn abandon(&self, sequences: Vec<Sequence>) {
+        self.abandoned().extend(sequences);
+    }
+
+    fn abandoned(&self) -> MutexGuard<'_, Vec<Sequence>> {
+        self.abandoned
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the stored chunks that `now` does not need, and will not return them again.
+    fn take_abandoned(&self, now: Option<&Manifest>) -> Vec<Sequence> {
+        let mut gone = std::mem::take(&mut *self.abandoned());
+        let needed: HashSet<Sequence> = now.iter().flat_map(|m| &m.chunks).map(|c| c.seq).collect();
+        gone.retain(|seq| !needed.contains(seq));
+        gone
     }
 
     pub(crate) fn learn(
@@ -181,7 +237,8 @@ impl Commit {
             }
             let piece = self.state.slice(pieces[at].range.clone());
             bytes += piece.len();
-            match chunks::send(&shared.broker, &self.tenant, self.execution, piece).await {
+            let (tenant, digest) = (&self.tenant, chunk.digest);
+            match chunks::send_piece(&shared.broker, tenant, self.execution, digest, piece).await {
                 Ok(ack) => under_way.push_back((chunk, shared.broker.sent(ack))),
                 Err(error) => {
                     failed = Some(error);
@@ -233,9 +290,15 @@ impl Ready {
     /// Notes that the message is stored: later commits build on it.
     pub(crate) fn committed(self, shared: &Shared, known: &Known) {
         let now = known.learn(self.index, self.digest, self.manifest);
-        if let Some(before) = self.before {
-            shared.supersede_chunks(before.beyond(Some(&now)));
-        }
+        let before = self.before.map(|before| before.beyond(Some(&now)));
+        let mut gone = known.take_abandoned(Some(&now));
+        gone.extend(before.into_iter().flatten());
+        shared.supersede_chunks(gone);
+    }
+
+    /// Notes that another commit takes the place of this one, whose message was not stored.
+    pub(crate) fn abandoned(self, known: &Known) {
+        known.abandon(self.manifest.beyond(self.before.as_deref()));
     }
 }
 
@@ -290,9 +353,11 @@ impl Runner {
             tokio::spawn(async move { drop(known.of(&shared, Some(&now)).await) });
             return;
         }
+        let mut gone = self.known.take_abandoned(None);
         if let Some(chunks) = self.known.of(&self.shared, Some(&before)).await {
-            self.shared.supersede_chunks(chunks.beyond(None));
+            gone.extend(chunks.beyond(None));
         }
+        self.shared.supersede_chunks(gone);
         if ended && let Some(held) = self.shared.cache.get(key(state.execution)) {
             // The kept σ of an ended execution is not needed again.
             held.discard();

@@ -57,9 +57,13 @@ impl Runner {
             return Err(error);
         };
         tracing::warn!(%error, "the state is taken from the copy beside the ledger");
-        // Its chunks are gone: the next commit stores all of them.
-        self.known
-            .learn(place.index, place.digest, Manifest::default());
+        if store::is_large(place) {
+            // A chunk is lost or damaged: the next commit stores all of them, in place of the rest.
+            let rest = Box::pin(self.known.check(&self.shared, &self.tip.state, place)).await;
+            self.known.abandon(rest.beyond(None));
+            self.known
+                .learn(place.index, place.digest, Manifest::default());
+        }
         Ok(state)
     }
 

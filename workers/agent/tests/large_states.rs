@@ -153,6 +153,85 @@ async fn a_worker_that_leaves_drops_what_was_superseded_and_keeps_what_is_needed
     world.ledger.state(id, &place).await.unwrap();
 }
 
+/// The commits that stored the whole state again, by number.
+async fn whole_again(world: &World, id: ExecutionId) -> Vec<u64> {
+    let mut whole = Vec::new();
+    for seq in 1..=world.last(id).await.seq {
+        let Ok(entry) = world.ledger.by_sequence(seq).await else {
+            continue;
+        };
+        let committed = |e: &Event| matches!(e, Event::Boundary(_));
+        if entry.message.events.iter().any(committed)
+            && Manifest::decode(&entry.body).unwrap().stored > LARGE / 2
+        {
+            whole.push(entry.message.state.totals.commits);
+        }
+    }
+    whole.retain(|commit| *commit > 1);
+    whole
+}
+
+#[tokio::test]
+async fn chunks_that_a_broker_has_lost_are_stored_again_and_no_others() {
+    let mut world = World::start().await;
+    let soon = Duration::from_millis(100);
+    let a = world.agent_that_keeps("a", soon).await;
+    let id = world.submit(&line(1_000_000, 50), &a).await;
+    let some = |m: &fiec_schemas::LedgerMessage| m.state.totals.commits >= 3;
+    let last = world.wait(id, "some commits", some).await;
+    let place = last.state.boundary.unwrap();
+    let manifest = store::manifest(&world.broker, &place).await.unwrap();
+    let lost = &manifest.beyond(None)[..9];
+    fiec_broker::chunks::drop_chunks(&world.broker, lost)
+        .await
+        .unwrap();
+    world.servers.nats.kill().await;
+    world.servers.nats.restart().await.unwrap();
+    let wanted = last.state.totals.commits + 6;
+    world
+        .wait(id, "more commits", |m| m.state.totals.commits >= wanted)
+        .await;
+    world.pause(id, &a).await;
+    assert_eq!(whole_again(&world, id).await, [0; 0]);
+    let place = world.last(id).await.message.state.boundary.unwrap();
+    let state = world.ledger.state(id, &place).await.unwrap();
+    assert_eq!(state.len() as u64, LARGE);
+    let last = needed(&world, &place).await;
+    poll("only the last chunks to be left", async || {
+        (stored(&world, id).await == last).then_some(())
+    })
+    .await;
+    a.leave().await;
+}
+
+#[tokio::test]
+async fn a_broker_that_was_started_again_without_a_loss_gets_no_chunk_twice() {
+    let mut world = World::start().await;
+    let soon = Duration::from_millis(100);
+    let a = world.agent_that_keeps("a", soon).await;
+    let id = world.submit(&line(1_000_000, 50), &a).await;
+    let mut wanted = 3;
+    for _ in 0..3 {
+        let some = |m: &fiec_schemas::LedgerMessage| m.state.totals.commits >= wanted;
+        let last = world.wait(id, "some commits", some).await;
+        world.servers.nats.kill().await;
+        world.servers.nats.restart().await.unwrap();
+        wanted = last.state.totals.commits + 6;
+    }
+    world
+        .wait(id, "more commits", |m| m.state.totals.commits >= wanted)
+        .await;
+    world.pause(id, &a).await;
+    assert_eq!(whole_again(&world, id).await, [0; 0]);
+    let place = world.last(id).await.message.state.boundary.unwrap();
+    let last = needed(&world, &place).await;
+    poll("only the last chunks to be left", async || {
+        (stored(&world, id).await == last).then_some(())
+    })
+    .await;
+    a.leave().await;
+}
+
 /// One per cent of 8 MB between two commits, since a capsule changes 64 bytes.
 const MANY: u64 = 8_000_000;
 const EVERY: u64 = MANY / 100 / 64;

@@ -4,6 +4,7 @@ mod machine;
 
 use std::time::Duration;
 
+use fiec_broker::copies::Copies;
 use fiec_broker::{Broker, BrokerClock, ConnectOptions, without_secrets};
 use fiec_recorder::PgTime;
 use fiec_schemas::messages::Viability;
@@ -152,6 +153,11 @@ async fn broker(url: &str) -> (Vec<Check>, Option<BrokerClock>) {
             "run `fiec setup` once against this server",
         ),
     });
+    checks.push(match Copies::read(&broker).await {
+        Ok(copies) => copies_of(&copies),
+        // The checks above say that the broker does not answer.
+        Err(error) => Check::bad("copies", Status::Warning, error.to_string(), ""),
+    });
     let mut far = Vec::new();
     checks.push(match client::nodes(&broker).await {
         Ok(reply) => {
@@ -191,6 +197,22 @@ async fn broker(url: &str) -> (Vec<Check>, Option<BrokerClock>) {
     far.extend(own.map(|own| format!("this machine's is {}", own.in_words())));
     checks.push(clocks("clocks", &far));
     (checks, Some(broker.clock().clone()))
+}
+
+/// Reports streams that have other numbers of copies than the rest.
+fn copies_of(copies: &Copies) -> Check {
+    match copies.mixture() {
+        None => {
+            let each = copies.common().unwrap_or(0);
+            Check::ok("copies", format!("{each} of each stream"))
+        }
+        Some(mixture) => Check::bad(
+            "copies",
+            Status::Warning,
+            format!("streams differ: {mixture}"),
+            "run `fiec setup --replicas N` with the number that all should have",
+        ),
+    }
 }
 
 /// Reports clocks that differ from the broker's.

@@ -30,12 +30,16 @@ pub struct HttpArg {
 /// Options of `fiec setup`.
 #[derive(Debug, Args)]
 pub struct SetupArgs {
-    /// Copies of each stream: 1, or 3 or 5 in a cluster
-    #[arg(long, default_value_t = 1)]
-    pub replicas: usize,
-    /// Shards of nodes; about 500 nodes each
-    #[arg(long, default_value_t = 1)]
-    pub shards: u16,
+    /// Copies of each stream and bucket: 1, or 3 or 5 in a cluster [default: as many as it has; a
+    /// new one gets as many as the others have, the first ones 1]
+    #[arg(long)]
+    pub replicas: Option<usize>,
+    /// Lets --replicas take copies away from a stream that has more
+    #[arg(long, requires = "replicas")]
+    pub allow_fewer_replicas: bool,
+    /// Shards of nodes; about 500 nodes each [default: as many as there are, else 1]
+    #[arg(long)]
+    pub shards: Option<u16>,
     /// First sequence of a ledger stream that is created again after a loss
     #[arg(long)]
     pub ledger_first_sequence: Option<u64>,
@@ -66,6 +70,7 @@ pub async fn setup(args: SetupArgs, global: &Global) -> anyhow::Result<Outcome> 
     };
     let profile = topology::Profile {
         replicas: args.replicas,
+        allow_fewer_replicas: args.allow_fewer_replicas,
         shards: args.shards,
         ledger_first_sequence: args
             .ledger_first_sequence

@@ -34,7 +34,7 @@ use crate::metrics::Metrics;
 use crate::outbox::Outbox;
 use crate::pulling::Pulled;
 use crate::refusal::Refusal;
-use crate::sources::FeedHealth;
+use crate::sources::SourceHealth;
 
 /// Events taken from a channel at once.
 const BATCH: usize = 256;
@@ -102,7 +102,7 @@ pub struct Core {
     /// All ledgers are loaded.
     loaded: Arc<AtomicBool>,
     /// Whether the ledgers are read.
-    feed: FeedHealth,
+    feed: SourceHealth,
     /// The broker lost messages, which ended the previous life of the service.
     after_loss: bool,
     /// Signed proofs of the nodes.
@@ -118,7 +118,7 @@ impl Core {
         metrics: Metrics,
         firsts: Sender<(Box<Line>, InFlight)>,
         acks: Sender<Unacknowledged>,
-        (loaded, feed, after_loss): (Arc<AtomicBool>, FeedHealth, bool),
+        (loaded, feed, after_loss): (Arc<AtomicBool>, SourceHealth, bool),
     ) -> Self {
         Self {
             policy: Policy::new(options.policy.clone(), options.id),

@@ -1,0 +1,107 @@
+//! The number of copies of each stream and bucket in a cluster of servers.
+
+use std::collections::BTreeMap;
+
+use futures_util::TryStreamExt;
+
+use crate::{Broker, BrokerError};
+
+/// The copies of FIEC's streams, by name. A bucket is a stream too: `KV_…` or `OBJ_…`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Copies(BTreeMap<String, usize>);
+
+fn is_ours(stream: &str) -> bool {
+    let name = stream.strip_prefix("KV_").unwrap_or(stream);
+    let name = name.strip_prefix("OBJ_").unwrap_or(name);
+    name.starts_with("FIEC_")
+}
+
+impl Copies {
+    /// Reads the configuration of all streams.
+    ///
+    /// # Errors
+    /// When the broker does not answer.
+    pub async fn read(broker: &Broker) -> Result<Self, BrokerError> {
+        let streams = broker.js.streams().try_collect();
+        let streams: Vec<_> = streams
+            .await
+            .map_err(BrokerError::operation("list the streams"))?;
+        let configs = streams.into_iter().map(|info| info.config);
+        let ours = configs.filter(|config| is_ours(&config.name));
+        Ok(Self(
+            ours.map(|config| (config.name, config.num_replicas))
+                .collect(),
+        ))
+    }
+
+    /// The copies that a stream should have: as `asked`, else as it has. A new stream gets as many
+    /// as the stream that has the most, and the first ones get one.
+    pub fn wanted(&self, stream: &str, asked: Option<usize>) -> usize {
+        let has = self.0.get(stream).or_else(|| self.0.values().max());
+        asked.or(has.copied()).unwrap_or(1)
+    }
+
+    /// Checks that no stream has more copies than `asked`.
+    ///
+    /// # Errors
+    /// [`BrokerError::FewerCopies`] with the first stream that has more.
+    pub fn none_above(&self, asked: usize) -> Result<(), BrokerError> {
+        match self.0.iter().find(|(_, has)| **has > asked) {
+            None => Ok(()),
+            Some((stream, has)) => Err(BrokerError::FewerCopies {
+                stream: stream.clone(),
+                has: *has,
+                asked,
+            }),
+        }
+    }
+
+    /// The streams by their number of copies, for people. None if all have the same.
+    pub fn mixture(&self) -> Option<String> {
+        let mut by_count: BTreeMap<usize, Vec<&str>> = BTreeMap::new();
+        for (stream, copies) in &self.0 {
+            by_count.entry(*copies).or_default().push(stream);
+        }
+        let words = by_count
+            .iter()
+            .map(|(copies, streams)| format!("{copies}: {}", streams.join(", ")));
+        (by_count.len() > 1).then(|| words.collect::<Vec<_>>().join("; "))
+    }
+
+    /// The one number of copies, if all streams have the same.
+    pub fn common(&self) -> Option<usize> {
+        let first = self.0.values().next().copied()?;
+        self.0
+            .values()
+            .all(|copies| *copies == first)
+            .then_some(first)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn copies(of: &[(&str, usize)]) -> Copies {
+        Copies(of.iter().map(|(s, n)| ((*s).to_owned(), *n)).collect())
+    }
+
+    #[test]
+    fn a_stream_keeps_its_copies_and_a_new_one_gets_as_many_as_another_has() {
+        let found = copies(&[("FIEC_LEDGER", 3), ("KV_FIEC_NODES", 1)]);
+        assert_eq!(found.wanted("KV_FIEC_NODES", None), 1);
+        assert_eq!(found.wanted("FIEC_CHUNK", None), 3);
+        assert_eq!(found.wanted("FIEC_CHUNK", Some(1)), 1);
+        assert_eq!(Copies::default().wanted("FIEC_CHUNK", None), 1);
+    }
+
+    #[test]
+    fn a_mixture_names_every_stream() {
+        let found = copies(&[("FIEC_LEDGER", 1), ("FIEC_LOG", 1), ("OBJ_FIEC_DATA", 3)]);
+        let words = "1: FIEC_LEDGER, FIEC_LOG; 3: OBJ_FIEC_DATA";
+        assert_eq!(found.mixture().as_deref(), Some(words));
+        assert_eq!(found.common(), None);
+        let same = copies(&[("FIEC_LEDGER", 3), ("FIEC_LOG", 3)]);
+        assert_eq!((same.mixture(), same.common()), (None, Some(3)));
+    }
+}

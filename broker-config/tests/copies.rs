@@ -1,0 +1,73 @@
+//! The copies of streams and buckets in a cluster of three servers: `apply` changes their number
+//! only if it is asked to.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+
+use fiec_broker::topology::{self, Profile};
+use fiec_broker::{Broker, ConnectOptions};
+use fiec_dev_servers::{NatsCluster, NoProgress, locate_nats};
+use futures_util::TryStreamExt;
+
+/// Copies of each stream, buckets included.
+async fn copies(broker: &Broker) -> BTreeMap<String, usize> {
+    let infos: Vec<_> = broker.js.streams().try_collect().await.unwrap();
+    let configs = infos.into_iter().map(|info| info.config);
+    configs.map(|c| (c.name, c.num_replicas)).collect()
+}
+
+#[tokio::test]
+async fn a_second_setup_keeps_the_copies_and_takes_none_away_without_a_word() {
+    let dir = tempfile::tempdir().unwrap();
+    let nats = locate_nats(&NoProgress).await.unwrap();
+    let cluster = NatsCluster::start(&nats, dir.path(), 3).await.unwrap();
+    let broker = Broker::connect(ConnectOptions::new(cluster.urls(), "test")).await;
+    let broker = broker.unwrap();
+    let three = Profile {
+        replicas: Some(3),
+        ..Profile::default()
+    };
+    topology::apply(&broker, &three).await.unwrap();
+    let made = copies(&broker).await;
+    assert!(
+        made.len() >= 15 && made.values().all(|n| *n == 3),
+        "{made:?}"
+    );
+
+    topology::apply(&broker, &Profile::default()).await.unwrap();
+    assert_eq!(
+        copies(&broker).await,
+        made,
+        "after a setup without a number"
+    );
+
+    let one = Profile {
+        replicas: Some(1),
+        ..Profile::default()
+    };
+    let refused = topology::apply(&broker, &one)
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(
+        refused.contains("FIEC_CAPSULE_0 has 3 copies, and 1 are asked for"),
+        "{refused}"
+    );
+    assert_eq!(copies(&broker).await, made, "after a refusal");
+
+    // A stream that is made again gets as many as the others.
+    broker.js.delete_stream("KV_FIEC_QUOTA").await.unwrap();
+    topology::apply(&broker, &Profile::default()).await.unwrap();
+    assert_eq!(copies(&broker).await, made, "after a loss");
+
+    let allowed = Profile {
+        allow_fewer_replicas: true,
+        ..one
+    };
+    topology::apply(&broker, &allowed).await.unwrap();
+    let fewer = copies(&broker).await;
+    assert_eq!(fewer.len(), made.len());
+    assert!(fewer.values().all(|n| *n == 1), "{fewer:?}");
+    topology::apply(&broker, &three).await.unwrap();
+    assert_eq!(copies(&broker).await, made, "after more are asked for");
+}
