@@ -206,7 +206,7 @@ async fn commits_are_stretched_while_the_recorder_hangs_and_then_as_often_as_bef
 }
 
 #[tokio::test]
-async fn commits_by_time_wait_for_the_recorder_before_a_boundary_would_leave_the_history() {
+async fn commits_by_time_get_rarer_before_a_boundary_would_leave_the_history() {
     let mut lab = Lab::start(workers_with_history(1)).await;
     let params = json!({"capsules": 1_000_000, "rest_us": 1_000, "state_bytes": 1_024});
     let body = json!({"id": "held", "program": "synthetic@1", "params": params,

@@ -94,7 +94,7 @@ pub(crate) fn order_to_run(
         commit: spec.commit,
         boundary: state.boundary.as_ref().map(|p| p.index),
         lease_ms: u32::try_from(shared.options.lease.as_millis()).unwrap_or(u32::MAX),
-        interval_ms: shared.stretch.borrow().interval_ms,
+        interval_ms: shared.stretch.borrow().interval_ms(),
         package,
         grant: first_grant(shared, state, spec),
         spread: state.spread.as_deref().map(spread::shares),

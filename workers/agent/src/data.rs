@@ -2,6 +2,7 @@
 //! Outputs of this node are kept, since their own execution may fetch them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use fiec_broker::{Broker, BrokerError, store};
@@ -16,13 +17,34 @@ const OBJECT: &str = "object";
 /// Objects that are fetched early for one execution.
 const AHEAD: usize = 64;
 
-/// The reason why data is missing.
+/// Pause before the next attempt of a fetch.
+const RETRY: Duration = Duration::from_secs(1);
+/// Retries of a fetch if the object exists but its bytes cannot be had.
+const RETRIES: u32 = 2;
+
+/// Why data cannot be had. Each has the reason, for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NoData {
-    /// The reason, for people.
-    pub reason: String,
+pub enum NoData {
+    /// There is no such object, or it cannot be the expected one: a retry is pointless.
+    Never(String),
+    /// The object exists, but its bytes cannot be had.
+    Failed(String),
+    /// The broker does not say whether the object exists.
+    Unanswered(String),
+}
+
+impl NoData {
+    /// The reason.
+    pub fn reason(&self) -> &str {
+        match self {
+            Self::Never(reason) | Self::Failed(reason) | Self::Unanswered(reason) => reason,
+        }
+    }
+
     /// Whether a retry is pointless.
-    pub permanent: bool,
+    pub fn is_permanent(&self) -> bool {
+        matches!(self, Self::Never(_))
+    }
 }
 
 /// The data of a node.
@@ -47,10 +69,7 @@ impl Data {
     /// # Errors
     /// When they do not exist, are damaged, or cannot be fetched now.
     pub async fn get(&self, digest: Digest, bytes: u64) -> Result<Bytes, NoData> {
-        let later = |reason: String| NoData {
-            reason,
-            permanent: false,
-        };
+        let later = NoData::Failed;
         // A damaged copy on the disk is fetched once more.
         for _ in 0..2 {
             let key = (Kind::Data, digest);
@@ -87,12 +106,32 @@ impl Data {
         )))
     }
 
+    /// Returns the bytes as [`Data::get`] does. Waits while the broker does not answer, until the
+    /// caller drops the future. An object whose bytes cannot be had is tried a few times: the broker
+    /// may have gone away while it sent them.
+    ///
+    /// # Errors
+    /// When the data does not exist, or exists and cannot be had.
+    pub async fn get_when_answered(&self, digest: Digest, bytes: u64) -> Result<Bytes, NoData> {
+        let mut failures = 0;
+        loop {
+            let error = match self.get(digest, bytes).await {
+                Err(error @ NoData::Unanswered(_)) => error,
+                Err(error @ NoData::Failed(_)) if failures < RETRIES => {
+                    failures += 1;
+                    error
+                }
+                found => return found,
+            };
+            let reason = error.reason();
+            tracing::warn!(%digest, reason, "cannot fetch a program's data; trying again");
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+
     /// Returns the size of an existing object.
     async fn size(&self, digest: Digest, expected: u64) -> Result<u64, NoData> {
-        let never = |reason: String| NoData {
-            reason,
-            permanent: true,
-        };
+        let never = NoData::Never;
         match store::data_size(&self.broker, digest).await {
             Ok(Some(size)) if expected != 0 && size != expected => Err(never(format!(
                 "it has {size} bytes, and {expected} were expected"
@@ -104,10 +143,7 @@ impl Data {
             Ok(None) => Err(never(
                 "it is not in the object store; `fiec data push FILE` puts it there".to_owned(),
             )),
-            Err(error) => Err(NoData {
-                reason: error.to_string(),
-                permanent: false,
-            }),
+            Err(error) => Err(NoData::Unanswered(error.to_string())),
         }
     }
 
@@ -137,7 +173,7 @@ impl Data {
                 Ok(size) if size <= self.cache.limit() => size,
                 Ok(_) => continue,
                 Err(error) => {
-                    tracing::debug!(%digest, error.reason, "an object was not fetched ahead");
+                    tracing::debug!(%digest, reason = error.reason(), "an object was not fetched ahead");
                     continue;
                 }
             };

@@ -85,6 +85,7 @@ use futures_util::StreamExt;
 use futures_util::future::LocalBoxFuture;
 use prometheus_client::registry::Registry;
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 pub use claim::ClaimError;
@@ -424,32 +425,29 @@ async fn follow_recorder(
     stretch: watch::Sender<Recorded>,
     stop: CancellationToken,
 ) {
-    let mut heard: Option<RecorderCheckpoint> = None;
+    let mut heard: Option<(Instant, RecorderCheckpoint)> = None;
     let mut tick = tokio::time::interval(Duration::from_secs(1));
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
             message = checkpoints.next() => match message {
                 Some(message) => match serde_json::from_slice(&message.payload) {
-                    Ok(word) => heard = Some(word),
+                    Ok(word) => heard = Some((Instant::now(), word)),
                     Err(error) => tracing::debug!(%error, "a recorder's word cannot be read"),
                 },
                 None => return,
             },
             _ = tick.tick() => {}
         }
-        let Some(word) = &heard else { continue };
-        let behind = telemetry::behind(word, shared.newest());
-        let interval_ms = telemetry::stretch_for(behind);
-        let is_other = stretch.borrow().interval_ms != interval_ms;
-        let said = Recorded {
-            interval_ms,
-            seq: Some(word.seq),
-        };
+        let Some((at, word)) = &heard else { continue };
+        let longest = shared.options.longest_commit_interval;
+        let said = Recorded::of(word, at.elapsed(), shared.newest(), longest);
+        let before = *stretch.borrow();
         stretch.send_if_modified(|now| std::mem::replace(now, said) != said);
-        if is_other {
+        let interval_ms = said.interval_ms();
+        if before.interval_ms() != interval_ms {
             tracing::info!(
-                behind,
+                seq = word.seq,
                 interval_ms,
                 "the recorder's lag sets how far routine commits are apart"
             );

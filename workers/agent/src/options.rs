@@ -66,6 +66,9 @@ pub struct Options {
     pub context_idle: Duration,
     /// A program parks at a boundary if it could not commit for this long; 30 s by default.
     pub lease: Duration,
+    /// Longest interval of routine commits while the recorder is behind; a minute by default.
+    /// See [`crate::unrecorded`].
+    pub longest_commit_interval: Duration,
     /// How long a superseded large σ stays in the object store, since readers may be fetching it;
     /// 15 s by default.
     pub superseded_after: Duration,
@@ -127,6 +130,7 @@ impl Options {
             warm_contexts: 0,
             context_idle: Duration::from_secs(30),
             lease: Duration::from_secs(30),
+            longest_commit_interval: Duration::from_secs(60),
             superseded_after: Duration::from_secs(15),
             drain_deadline: Duration::from_secs(30),
             cancel_grace: Duration::from_secs(2),

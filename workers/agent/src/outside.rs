@@ -150,11 +150,32 @@ impl Runner {
         package.is_some_and(|package| package.command().is_none())
     }
 
-    /// Starts the time in which the program must reach its next boundary.
+    /// Starts the time in which the program must reach its next boundary. Without a limit, starts
+    /// the check that the child is not stopped.
     pub(crate) fn expect_boundary(&mut self) {
         self.ticks = None;
-        let patience = self.patience().unwrap_or(FROZEN_AFTER);
-        self.silence = Some((Silence::Boundary, Instant::now() + patience));
+        match self.patience() {
+            Some(patience) => self.silence = Some((Silence::Boundary, Instant::now() + patience)),
+            None => self.expect_to_run(),
+        }
+    }
+
+    /// Stops the clock of `boundary_ms` while the child may wait for this worker. When the last
+    /// debt is settled the child has its full time again: it may have spent all of it on waiting.
+    pub(crate) fn keep_clock(&mut self) {
+        let owes = self.flight.is_some() || !self.staged.is_empty() || self.fetches.any();
+        let owed = std::mem::replace(&mut self.owes, owes);
+        if owed && !owes && matches!(self.silence, Some((Silence::Boundary, _))) {
+            self.expect_boundary();
+        }
+    }
+
+    /// When the check of a silent child is due, unless its clock stands still.
+    pub(crate) fn silence_due(&self) -> Option<Instant> {
+        match self.silence? {
+            (Silence::Boundary, _) if self.owes => None,
+            (_, at) => Some(at),
+        }
     }
 
     /// Starts the checks of a run. The preparation of an adaptor before the first capsule has no
@@ -181,6 +202,10 @@ impl Runner {
         match report {
             Report::Began { .. } | Report::Boundary(_) | Report::Progress { .. } => {
                 self.expect_boundary();
+            }
+            Report::Fetch { .. } | Report::Reserve(_) | Report::Surroundings | Report::Ask(_) => {
+                // Until the next call of `keep_clock`, if the answer needs no longer.
+                self.owes = true;
             }
             _ => {}
         }
@@ -214,8 +239,6 @@ impl Runner {
         if self.child.is_none() {
             return;
         }
-        // Waiting for the broker or for data is not the program's fault.
-        let waits = self.flight.is_some() || !self.staged.is_empty() || self.fetches.any();
         if package.manifest().limits.on_silence == OnSilence::Wait {
             if self.ticks.is_none() {
                 tracing::warn!(?patience, "no boundary was reached for long; waiting on");
@@ -223,27 +246,24 @@ impl Runner {
             return Box::pin(self.watch_stopped()).await;
         }
         if self.has_adaptor() {
-            return self.watch_adaptor(&package, waits).await;
+            return self.watch_adaptor(&package).await;
         }
-        if !waits {
-            let reason = format!(
-                "limit boundary_ms: {} reached no boundary within {} ms",
-                package.told.program,
-                patience.as_millis()
-            );
-            return self.fail_now(reason).await;
-        }
-        self.expect_boundary();
+        let reason = format!(
+            "limit boundary_ms: {} reached no boundary within {} ms",
+            package.told.program,
+            patience.as_millis()
+        );
+        self.fail_now(reason).await;
     }
 
     /// An adaptor ends its program at the limit by itself. It may have much work then, such as
     /// packing σ. An adaptor without processor time for [`FROZEN_AFTER`] is frozen, and is ended.
-    async fn watch_adaptor(&mut self, package: &Package, waits: bool) {
+    async fn watch_adaptor(&mut self, package: &Package) {
         let ticks = self.child.as_ref().and_then(|c| leftovers::ticks(c.pid()));
         let before = std::mem::replace(&mut self.ticks, ticks);
         let limits = &package.manifest().limits;
         let works = before.is_none() || before != ticks;
-        if waits || works {
+        if works {
             self.silence = Some((Silence::Boundary, Instant::now() + FROZEN_AFTER));
             return;
         }
@@ -273,26 +293,25 @@ impl Runner {
         self.lost(Some(reason)).await;
     }
 
-    /// Starts a fetch for the program.
+    /// Starts a fetch for the program. Only a definite answer is sent to the program: while the
+    /// broker does not answer, the fetch waits and orders are still obeyed.
     pub(crate) async fn fetch(&mut self, digest: Digest, bytes: u64) {
         let fetches = self.fetches.0.get_or_insert_default();
         if fetches.len() >= FETCHES {
             let reason = format!("more than {FETCHES} fetches at once");
-            let answer = Err(NoData {
-                reason,
-                permanent: true,
-            });
-            return self.answer_fetch((digest, answer)).await;
+            return self
+                .answer_fetch((digest, Err(NoData::Never(reason))))
+                .await;
         }
         let data = self.shared.data.clone();
         let sure = self.sure.clone();
         fetches.push(Box::pin(async move {
-            let mut found = data.get(digest, bytes).await;
+            let mut found = data.get_when_answered(digest, bytes).await;
             if let (Err(_), Some(sure)) = (&found, sure) {
                 // The data may be an output of the commit that brought the execution here. That
                 // output is stored before the binding.
                 sure.cancelled().await;
-                found = data.get(digest, bytes).await;
+                found = data.get_when_answered(digest, bytes).await;
             }
             (digest, found)
         }));
@@ -309,11 +328,11 @@ impl Runner {
                 },
                 body,
             ),
-            Err(NoData { reason, permanent }) => (
+            Err(none) => (
                 Order::Data {
                     digest,
-                    error: Some(reason),
-                    permanent,
+                    permanent: none.is_permanent(),
+                    error: Some(none.reason().to_owned()),
                 },
                 Bytes::new(),
             ),

@@ -91,10 +91,10 @@ pub(crate) enum Wait {
 /// The check of a silent child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Silence {
-    /// The child has reached no boundary within its manifest's `boundary_ms`. Without a limit, or
-    /// for a built-in program, the check is whether the process is stopped.
+    /// The child has reached no boundary within its manifest's `boundary_ms`. This clock stands
+    /// still while the child may wait for this worker.
     Boundary,
-    /// The child's process is stopped.
+    /// The child's process is stopped. The only check without a limit, or of a built-in program.
     Stopped,
 }
 
@@ -177,6 +177,8 @@ pub(crate) struct Runner {
     pub(crate) known: Arc<Known>,
     /// The next check of a silent child, and when it is due.
     pub(crate) silence: Option<(Silence, Instant)>,
+    /// The child may wait for this worker: for an acknowledgement, for data, or for an answer.
+    pub(crate) owes: bool,
     /// Processor time of its child at the last check.
     pub(crate) ticks: Option<u64>,
     /// Its share of the node's energy, if it is measured.
@@ -207,6 +209,7 @@ impl Runner {
             if self.ended && self.flight.is_none() && self.staged.is_empty() {
                 return;
             }
+            self.keep_clock();
             match self.input().await {
                 Input::Settled(result) => self.settled(result).await,
                 Input::Report(Ok(Some((report, body)))) => self.report(report, body).await,
@@ -228,6 +231,7 @@ impl Runner {
     }
 
     async fn input(&mut self) -> Input {
+        let silence = self.silence_due();
         let Self {
             shared,
             control,
@@ -238,7 +242,6 @@ impl Runner {
             wait,
             ended,
             fetches,
-            silence,
             ..
         } = self;
         let closed = control.is_closed() && control.is_empty();
@@ -251,7 +254,7 @@ impl Runner {
             report = async { match child { Some(c) => c.link.next().await, None => std::future::pending().await } }, if staged.len() < STAGED => Input::Report(report),
             order = control.recv(), if !closed && !*ended => Input::Order(order),
             () = async { match at { Some(at) => tokio::time::sleep_until(at).await, None => std::future::pending().await } } => Input::Deadline,
-            () = async { match *silence { Some((_, at)) => tokio::time::sleep_until(at).await, None => std::future::pending().await } }, if silence.is_some() => Input::Silence,
+            () = async { match silence { Some(at) => tokio::time::sleep_until(at).await, None => std::future::pending().await } }, if silence.is_some() => Input::Silence,
             Ok(()) = stretch.changed() => Input::Stretch,
         }
     }

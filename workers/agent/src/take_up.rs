@@ -129,6 +129,7 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
             sure: sigma.is_some().then(CancellationToken::new),
             known: Arc::default(),
             silence: None,
+            owes: false,
             ticks: None,
             energy,
             missed: 0,

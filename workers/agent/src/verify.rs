@@ -369,8 +369,8 @@ async fn answer(
         Err(error) => (
             Order::Data {
                 digest,
-                error: Some(error.reason),
-                permanent: error.permanent,
+                permanent: error.is_permanent(),
+                error: Some(error.reason().to_owned()),
             },
             Bytes::new(),
         ),

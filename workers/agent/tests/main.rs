@@ -13,6 +13,7 @@ mod large_states;
 mod last_messages;
 mod missing_states;
 mod outage;
+mod outage_of_data;
 mod outbox;
 mod packages;
 mod panics;

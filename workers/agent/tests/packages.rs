@@ -28,7 +28,7 @@ fn manifest() -> Manifest {
 }
 
 /// A tar of these files; one without a text is a link.
-fn tar(files: &[(&str, Option<&str>)]) -> Vec<u8> {
+pub fn tar(files: &[(&str, Option<&str>)]) -> Vec<u8> {
     let mut tar = tar::Builder::new(Vec::new());
     for (name, text) in files {
         let mut header = tar::Header::new_gnu();
@@ -50,7 +50,7 @@ impl World {
         self.register_as(program, manifest(), artifact).await
     }
 
-    async fn register_as(&self, program: &str, manifest: Manifest, artifact: &[u8]) -> Digest {
+    pub async fn register_as(&self, program: &str, manifest: Manifest, artifact: &[u8]) -> Digest {
         let digest = Digest::of(artifact);
         store::put_data(&self.broker, digest, artifact)
             .await
@@ -91,7 +91,7 @@ async fn data_comes_from_the_disk_once_it_is_there_and_a_damaged_copy_is_fetched
     let digest = Digest::of(&content);
     let unknown = data.get(digest, 0).await.unwrap_err();
     assert!(
-        unknown.permanent && unknown.reason.contains("data push"),
+        unknown.is_permanent() && unknown.reason().contains("data push"),
         "{unknown:?}"
     );
 
@@ -100,7 +100,7 @@ async fn data_comes_from_the_disk_once_it_is_there_and_a_damaged_copy_is_fetched
         .unwrap();
     let other = data.get(digest, 7).await.unwrap_err();
     assert!(
-        other.permanent && other.reason.contains("300000"),
+        other.is_permanent() && other.reason().contains("300000"),
         "{other:?}"
     );
     assert_eq!(data.get(digest, 300_000).await.unwrap(), content);

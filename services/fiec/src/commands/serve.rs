@@ -188,6 +188,10 @@ pub struct WorkerArgs {
     /// broker is reachable again
     #[arg(long, default_value_t = 30.0)]
     pub lease_seconds: f64,
+    /// Seconds that a recorder that is behind may keep two routine commits apart: σ never waits
+    /// longer, and the history of a long outage has gaps
+    #[arg(long, default_value_t = 60.0)]
+    pub longest_commit_interval_seconds: f64,
     #[command(flatten)]
     pub http: HttpArg,
 }
@@ -215,6 +219,9 @@ pub async fn worker(args: WorkerArgs, global: &Global) -> anyhow::Result<Outcome
         http: Some(args.http.http),
         drain_deadline: Duration::from_secs_f64(args.drain_seconds.clamp(0.0, 86_400.0)),
         lease: Duration::from_secs_f64(args.lease_seconds.clamp(0.001, 86_400.0)),
+        longest_commit_interval: Duration::from_secs_f64(
+            args.longest_commit_interval_seconds.clamp(0.001, 86_400.0),
+        ),
         ..fiec_agent::Options::new(node.clone())
     };
     options.allow_programs = args.allow_program;
