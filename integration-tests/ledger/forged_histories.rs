@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::stage;
 use crate::stage::checker::chain::{Chain, chains};
 use crate::stage::checker::message::{Message, Stored};
 use crate::stage::checker::tables::{self, Snapshot, Tables};

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, Subcommand};
 use fiec_broker::Broker;
 use fiec_schemas::messages::{BatchReply, BatchRequest, BatchVerb};
-use fiec_schemas::{PhaseKind, Tenant};
+use fiec_schemas::Tenant;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::client;
