@@ -5,6 +5,7 @@
 #[path = "../stage/mod.rs"]
 mod stage;
 
+mod confirmed_requests;
 mod devices;
 mod gangs;
 mod holdings;

@@ -212,9 +212,10 @@ impl Fold {
             let what = format!("{kind} while it is {}", self.phase);
             say(Rule::Phases, what);
         }
-        // What no node holds, a policy service may take from its binding.
-        let orphaned = kind == "yielded" && text(&event["cause"], "kind") == "orphaned";
-        if OF_THE_HOLDER.contains(&kind) && !orphaned && *author != self.holder {
+        // A policy service may take from its binding what no node holds, or what a lost node held.
+        let cause = text(&event["cause"], "kind");
+        let taken = kind == "yielded" && matches!(cause, "orphaned" | "lost");
+        if OF_THE_HOLDER.contains(&kind) && !taken && *author != self.holder {
             let what = format!("{kind} by {author}; {} holds it", self.holder);
             say(Rule::Holder, what);
         }

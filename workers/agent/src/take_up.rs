@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use fiec_broker::Tip;
 use fiec_schemas::chain;
+use fiec_schemas::event::Requested;
 use fiec_schemas::{Event, RequestKind};
 use futures_util::FutureExt as _;
 use tokio_util::sync::CancellationToken;
@@ -137,12 +138,12 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
         if runner.sure.is_none() && runner.tip.state.outbox.is_some() {
             Box::pin(runner.settle_outbox()).await;
         }
-        match (&runner.tip.state.requested, given) {
-            // Requested of a worker that died before it could cancel.
-            (Some(requested), _) if requested.what == RequestKind::Cancel => {
-                let who = requested.who.clone();
-                runner.finish(vec![Event::Cancelled { who }]);
-            }
+        match (runner.tip.state.requested.clone(), given) {
+            // Requested of a worker that died before it could do it.
+            (Some(Requested { what, who, .. }), _) => runner.finish(vec![match what {
+                RequestKind::Cancel => Event::Cancelled { who },
+                RequestKind::Pause => Event::Paused { who },
+            }]),
             (_, Some(child)) => runner.adopt(child).await,
             (_, None) => match refusal {
                 Some(reason) => runner.refuse(&reason),

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use fiec_broker::Broker;
-use fiec_schemas::messages::{BatchReply, BatchRequest, BatchVerb};
 use fiec_schemas::Tenant;
+use fiec_schemas::messages::{BatchReply, BatchRequest, BatchVerb};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::client;
