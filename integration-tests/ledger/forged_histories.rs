@@ -3,10 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::stage::checker::chain::{Chain, chains};
-use crate::stage::checker::message::{Message, Stored};
-use crate::stage::checker::tables::{self, Snapshot, Tables};
-use crate::stage::checker::{Rule, Violation, rules, stored};
+use fiec_lab::judge::checker::chain::{Chain, chains};
+use fiec_lab::judge::checker::message::{Message, Stored};
+use fiec_lab::judge::checker::tables::{self, Snapshot, Tables};
+use fiec_lab::judge::checker::{Rule, Violation, rules, stored};
 use fiec_schemas::Timestamp;
 use serde_json::{Value, json};
 

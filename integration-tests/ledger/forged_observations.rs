@@ -14,14 +14,14 @@ use fiec_schemas::{
 use serde_json::json;
 use uuid::Uuid;
 
-use crate::stage::checker::{Rule, Violation};
-use crate::stage::oracles::answers::{self, Answer, Said};
-use crate::stage::oracles::health::{self, Health};
-use crate::stage::oracles::leaks::{self, Kept};
-use crate::stage::oracles::ledgers::Last;
-use crate::stage::oracles::liveness::{self, Waiting};
-use crate::stage::oracles::outbox::{self, Emitted};
-use crate::stage::oracles::{agreement, configuration, recovery};
+use fiec_lab::judge::checker::{Rule, Violation};
+use fiec_lab::judge::oracles::answers::{self, Answer, Said};
+use fiec_lab::judge::oracles::health::{self, Health};
+use fiec_lab::judge::oracles::leaks::{self, Kept};
+use fiec_lab::judge::oracles::ledgers::Last;
+use fiec_lab::judge::oracles::liveness::{self, Waiting};
+use fiec_lab::judge::oracles::outbox::{self, Emitted};
+use fiec_lab::judge::oracles::{agreement, configuration, recovery};
 
 fn id(number: u128) -> ExecutionId {
     ExecutionId(Uuid::from_u128(number))

@@ -1,51 +1,14 @@
-//! Every ledger message of a cluster as the broker stored it, and the invariants that each ledger
-//! keeps whatever happened to the processes.
+//! The journal of a cluster's ledgers, with conditions to wait for.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::ops::Deref;
 
-use fiec::commands::watch::in_words;
-use fiec_broker::feed::{self, Start};
-use fiec_broker::{Broker, BrokerError};
+use fiec_broker::Broker;
+use fiec_lab::judge::journal;
+pub use fiec_lab::judge::journal::{Line, compare_with_fold};
 use fiec_schemas::scheduling::Rule;
-use fiec_schemas::{
-    Cause, Digest, Event, ExecutionId, ExecutionState, LedgerMessage, NodeId, Phase, Sequence,
-};
-use futures_util::StreamExt as _;
-use tokio::task::JoinHandle;
+use fiec_schemas::{Cause, Event, ExecutionId, NodeId};
 
-use super::checker::message::{Message, Stored};
 use super::until;
-
-/// A message with its place.
-#[derive(Debug, Clone)]
-pub struct Line {
-    pub seq: Sequence,
-    pub digest: Digest,
-    pub message: LedgerMessage,
-    /// As the checker of histories reads it.
-    stored: Stored,
-}
-
-impl Line {
-    pub fn state(&self) -> &ExecutionState {
-        &self.message.state
-    }
-
-    pub fn phase(&self) -> &'static str {
-        self.message.state.phase.as_str()
-    }
-
-    /// The node that it says computes.
-    pub fn started_on(&self) -> Option<NodeId> {
-        match &self.message.state.phase {
-            Phase::Started(binding) => Some(binding.node.clone()),
-            _ => None,
-        }
-    }
-}
 
 /// By which rule, to whom and why in words an execution gives its place up with this message.
 pub fn gives_way(line: &Line) -> Option<(Rule, Option<ExecutionId>, String)> {
@@ -59,69 +22,18 @@ pub fn gives_way(line: &Line) -> Option<(Rule, Option<ExecutionId>, String)> {
 }
 
 /// Follows all ledgers from their beginning.
-pub struct Journal {
-    lines: Arc<Mutex<Vec<Line>>>,
-    /// The sequence up to which it has read the stream.
-    last: Arc<AtomicU64>,
-    task: JoinHandle<()>,
-}
+pub struct Journal(journal::Journal);
 
-impl Drop for Journal {
-    fn drop(&mut self) {
-        self.task.abort();
+impl Deref for Journal {
+    type Target = journal::Journal;
+    fn deref(&self) -> &journal::Journal {
+        &self.0
     }
 }
 
 impl Journal {
     pub fn open(broker: &Broker) -> Self {
-        let lines = Arc::new(Mutex::new(Vec::new()));
-        let last = Arc::new(AtomicU64::new(0));
-        let following = follow(broker.clone(), Arc::clone(&lines), Arc::clone(&last));
-        let task = tokio::spawn(following);
-        Self { lines, last, task }
-    }
-
-    /// Everything so far, for the checker of histories, once it has read up to `last`.
-    pub async fn messages(&self, last: Sequence) -> Vec<Message> {
-        until(
-            &format!("the journal has read message {last}"),
-            async || (self.last.load(Ordering::Relaxed) >= last).then_some(()),
-        )
-        .await;
-        let lines = self.lines.lock().unwrap();
-        let read = |line: &Line| Message::read(&line.stored);
-        lines.iter().map(read).collect::<Result<_, _>>().unwrap()
-    }
-
-    /// Everything so far.
-    pub fn all(&self) -> Vec<Line> {
-        self.lines.lock().unwrap().clone()
-    }
-
-    /// One ledger so far.
-    pub fn of(&self, id: ExecutionId) -> Vec<Line> {
-        let lines = self.lines.lock().unwrap();
-        let own = |line: &&Line| line.message.state.execution == id;
-        lines.iter().filter(own).cloned().collect()
-    }
-
-    /// All ledgers so far.
-    pub fn by_execution(&self) -> BTreeMap<ExecutionId, Vec<Line>> {
-        let mut out: BTreeMap<ExecutionId, Vec<Line>> = BTreeMap::new();
-        for line in self.all() {
-            let id = line.message.state.execution;
-            out.entry(id).or_default().push(line);
-        }
-        out
-    }
-
-    /// How many executions have ended so.
-    pub fn ended_count(&self, phase: &str) -> usize {
-        let lines = self.lines.lock().unwrap();
-        lines
-            .iter()
-            .filter(|line| line.message.state.phase.is_terminal() && line.phase() == phase)
-            .count()
+        Self(journal::Journal::open(broker))
     }
 
     /// Waits for a message of one ledger for which `found` answers.
@@ -131,14 +43,7 @@ impl Journal {
         what: &str,
         found: impl Fn(&Line) -> Option<T>,
     ) -> T {
-        until(what, async || {
-            let lines = self.lines.lock().unwrap();
-            lines
-                .iter()
-                .filter(|line| line.message.state.execution == id)
-                .find_map(&found)
-        })
-        .await
+        until(what, async || self.first(id, &found)).await
     }
 
     /// Waits until an execution computes and has committed so often; gives its node.
@@ -161,59 +66,6 @@ impl Journal {
         assert_eq!(last.phase(), phase, "{:?}", last.message.events);
         last
     }
-
-    /// The last messages in words.
-    pub fn in_words(&self, most: usize) -> String {
-        let lines = self.all();
-        let mut out = String::new();
-        for line in &lines[lines.len().saturating_sub(most)..] {
-            for words in in_words(&line.message) {
-                let state = line.state();
-                out += &format!("{} {} {words}\n", state.at, state.execution);
-            }
-        }
-        out
-    }
-}
-
-async fn follow(broker: Broker, lines: Arc<Mutex<Vec<Line>>>, last: Arc<AtomicU64>) {
-    let mut known = HashSet::new();
-    let mut connections = broker.connections();
-    loop {
-        // A broker that was started again may have lost messages and given their sequences out
-        // again, so all of it is read once more.
-        last.store(0, Ordering::Relaxed);
-        connections.mark_unchanged();
-        let mut reconnected = connections.clone();
-        let reconnected = async move { reconnected.changed().await.is_ok() };
-        if let Ok(feed) = feed::ledger(&broker, Start::At(1)).await {
-            let mut feed = feed.take_until(Box::pin(reconnected));
-            while let Some(item) = feed.next().await {
-                let item = match item {
-                    Ok(item) => item,
-                    // What tests put there is no ledger.
-                    Err(BrokerError::Foreign { seq, .. }) => {
-                        last.store(seq, Ordering::Relaxed);
-                        continue;
-                    }
-                    Err(_) => break,
-                };
-                let (seq, digest) = (item.seq, item.digest());
-                if let Ok(message) = item.message()
-                    && known.insert(digest)
-                {
-                    lines.lock().unwrap().push(Line {
-                        seq,
-                        digest,
-                        message,
-                        stored: Stored::from(item),
-                    });
-                }
-                last.store(seq, Ordering::Relaxed);
-            }
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
 }
 
 /// The digest with which an execution completed.
@@ -231,79 +83,4 @@ pub fn digest_of(line: &Line) -> String {
 pub fn audit(ledger: &[Line]) {
     assert!(!ledger.is_empty(), "there is no ledger");
     assert_eq!(compare_with_fold(ledger), Vec::<String>::new());
-}
-
-/// Compares each state with the product's own fold of the one before: also the fields that the
-/// checker of histories does not read.
-pub fn compare_with_fold(lines: &[Line]) -> Vec<String> {
-    let known: HashMap<Digest, &Line> = lines.iter().map(|line| (line.digest, line)).collect();
-    let healed = |event: &Event| matches!(event, Event::Healed { .. });
-    let mut wrong = Vec::new();
-    for line in lines
-        .iter()
-        .filter(|l| !l.message.events.iter().any(healed))
-    {
-        let compared = match line.state().prev {
-            None => compare_first(line),
-            Some(prev) => match known.get(&prev) {
-                Some(before) => compare_next(before, line),
-                None => Ok(()),
-            },
-        };
-        if let Err(why) = compared {
-            let (seq, id) = (line.seq, line.state().execution);
-            wrong.push(format!("{id} message {seq}: {why}"));
-        }
-    }
-    wrong
-}
-
-/// A ledger's first message is the fold of nothing. If a worker wrote it, it says which policy
-/// service made the binding.
-fn compare_first(line: &Line) -> Result<(), String> {
-    let (state, events) = (line.state(), &line.message.events);
-    let made = events.iter().find_map(|event| match event {
-        Event::Bound { decision, .. } => Some(decision.as_ref()?.entrusted.as_ref()),
-        _ => None,
-    });
-    if let Some(entrusted) = made {
-        let by = entrusted.map(|e| &e.by).unwrap_or(&state.author);
-        if !by.starts_with("policy/") || entrusted.is_some() != state.author.starts_with("worker/")
-        {
-            return Err(format!("bound by {by}, written by {}", state.author));
-        }
-    }
-    // A part is born with a share of its holder's range; a large submission lies elsewhere.
-    let own = state.spread.as_ref().is_none_or(|s| s.part_of.is_none());
-    let Some(spec) = state.spec.clone().filter(|_| own) else {
-        return Ok(());
-    };
-    let (tenant, id) = (state.tenant.clone(), state.execution);
-    let unborn = ExecutionState::unborn(tenant, id, spec, state.batch, state.submitted_at);
-    let folded = unborn.after(events, &state.author, state.at, None);
-    let folded = folded.map_err(|error| format!("{error}: {events:?}"))?;
-    same(folded, line)
-}
-
-fn compare_next(before: &Line, line: &Line) -> Result<(), String> {
-    let (from, to) = (before.state(), line.state());
-    let folded = from.after(&line.message.events, &to.author, to.at, Some(before.digest));
-    let mut folded = folded.map_err(|error| format!("{error}: {:?}", line.message.events))?;
-    let is_carried = folded.boundary_index() == from.boundary_index()
-        && to
-            .boundary
-            .as_ref()
-            .is_some_and(|place| place.ordinal == to.ordinal);
-    if is_carried {
-        folded.carry_state_again();
-    }
-    same(folded, line)
-}
-
-fn same(mut folded: ExecutionState, line: &Line) -> Result<(), String> {
-    folded.resolve(line.seq);
-    if folded == *line.state() {
-        return Ok(());
-    }
-    Err(format!("says {:?}; the fold is {folded:?}", line.state()))
 }

@@ -7,10 +7,7 @@
     reason = "each test file uses its own part of this module"
 )]
 
-pub mod checker;
 pub mod journal;
-pub mod oracles;
-pub mod overdue;
 pub mod proc;
 pub mod python;
 pub mod store;
@@ -27,11 +24,10 @@ use fiec_lab::process::Process;
 use fiec_schemas::duty::Actor;
 use fiec_schemas::{ClientId, ExecutionId, NodeId, Signal, Tenant, subjects};
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-pub use checker::Exempt;
+pub use fiec_lab::judge::checker::{self, Exempt};
+pub use fiec_lab::judge::{address_of, oracles, overdue};
 pub use journal::{Journal, Line, audit, digest_of, gives_way};
 use oracles::Scene;
 use oracles::answers::{Answers, Said};
@@ -99,12 +95,7 @@ pub async fn run(mut command: tokio::process::Command) -> Ran {
 
 /// What an HTTP server answers, head and body.
 pub async fn get(address: &str, path: &str) -> String {
-    let mut socket = TcpStream::connect(address).await.unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-    socket.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    socket.read_to_string(&mut answer).await.unwrap();
-    answer
+    fiec_lab::judge::get(address, path).await.unwrap()
 }
 
 /// Workers with one slot each and one policy service, without history.
@@ -428,16 +419,6 @@ impl Lab {
 /// The number of `n3` is 3.
 pub fn number_of(node: &NodeId) -> usize {
     node.as_str().trim_start_matches('n').parse().unwrap()
-}
-
-/// Where a service says in its log that it can be asked for its health.
-pub fn address_of(service: &Process) -> Option<String> {
-    let log = std::fs::read_to_string(&service.log).ok()?;
-    let lines = log.lines().filter(|line| line.contains("serving /metrics"));
-    // A service that was started again goes on in the same log.
-    let port = lines.last()?.split("127.0.0.1:").nth(1)?;
-    let port: String = port.chars().take_while(char::is_ascii_digit).collect();
-    Some(format!("127.0.0.1:{port}"))
 }
 
 /// The digest of the same computation without servers, nodes or boundaries in between.

@@ -12,6 +12,7 @@ pub mod cluster;
 pub mod demo;
 pub mod doctor;
 pub mod experiment;
+pub mod judge;
 pub mod load;
 pub mod process;
 pub mod replay;

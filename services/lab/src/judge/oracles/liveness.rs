@@ -1,5 +1,5 @@
 //! A pending execution that a free viable node could take, and that no limit in real use holds
-//! back, is bound. That nobody is overdue, [`crate::stage::overdue`] asks.
+//! back, is bound. That nobody is overdue, [`crate::judge::overdue`] asks.
 //!
 //! The policy service says which nodes could take an execution. The use of a limit is counted here,
 //! from the ledgers: a reservation without an owner must not hold anybody back.
@@ -12,7 +12,7 @@ use fiec_schemas::quota::Quota;
 use fiec_schemas::{ExecutionId, Phase, Tenant};
 
 use super::ledgers::Last;
-use crate::stage::checker::{Rule, Violation};
+use crate::judge::checker::{Rule, Violation};
 
 /// Most pending executions that are asked about in one observation.
 const ASKED: usize = 32;

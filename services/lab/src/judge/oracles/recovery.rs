@@ -8,7 +8,7 @@ use fiec_schemas::hardware::RunningProgress;
 use fiec_schemas::{CommitPolicy, ExecutionId, Phase, Timestamp};
 
 use super::ledgers::Last;
-use crate::stage::checker::{Rule, Violation};
+use crate::judge::checker::{Rule, Violation};
 
 /// Most age of a commit by time while boundaries are passed, in ms: the longest interval of a
 /// worker, once more, and a machine that pauses.

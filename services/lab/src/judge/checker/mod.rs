@@ -161,7 +161,7 @@ pub async fn check(
     let (messages, wrong) = stored::ledgers(broker).await?;
     found.extend(wrong);
     let last = messages.last().map_or(0, |message| message.seq);
-    let (chains, wrong) = chain::chains(messages, journal.messages(last).await);
+    let (chains, wrong) = chain::chains(messages, journal.messages(last).await?);
     found.extend(wrong);
     for chain in &chains {
         found.extend(rules::judge(chain));

@@ -230,8 +230,6 @@ fn outputs(event: &Value) -> String {
 
 /// A placement that may not have ended.
 struct Placement {
-    epoch: String,
-    node: String,
     /// Columns from the epoch to the cause.
     begin: String,
     started: bool,
@@ -307,8 +305,6 @@ fn rows_of(chain: &Chain) -> Vec<(&'static str, String)> {
                     }
                     let (instance, substrate) = (text(event, "instance"), text(event, "substrate"));
                     open = Some(Placement {
-                        epoch: new.clone(),
-                        node: to.to_owned(),
                         begin: line(&[&new, to, instance, substrate, cause]),
                         started: false,
                     });

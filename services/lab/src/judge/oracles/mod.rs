@@ -34,8 +34,8 @@ use fiec_broker::Broker;
 use tokio::time::{Instant, sleep};
 
 use self::answers::Answers;
-use super::checker::Violation;
-use super::journal::Journal;
+use crate::judge::checker::Violation;
+use crate::judge::journal::Journal;
 
 /// Pause between two observations.
 const PAUSE: Duration = Duration::from_millis(250);

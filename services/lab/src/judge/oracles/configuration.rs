@@ -5,7 +5,7 @@ use fiec_broker::Broker;
 use fiec_broker::topology::{Profile, streams, submit_consumer};
 use fiec_schemas::subjects;
 
-use crate::stage::checker::{Rule, Violation};
+use crate::judge::checker::{Rule, Violation};
 
 /// What the broker has: each stream that must be there, or nothing in its place.
 pub type Present = Vec<(Config, Option<Config>)>;

@@ -11,7 +11,7 @@ use serde_json::Value;
 use tokio::time::{Instant, timeout_at};
 
 use super::ledgers::{Last, last_of_each};
-use crate::stage::checker::{Rule, Violation};
+use crate::judge::checker::{Rule, Violation};
 
 /// How long policy services have to say that they are there.
 const HERE: Duration = Duration::from_secs(2);

@@ -2,12 +2,12 @@
 //! over. The stage notes each answer that a client gets.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use fiec_schemas::{ExecutionId, PhaseKind, RequestKind, Timestamp};
 
 use super::ledgers::Last;
-use crate::stage::checker::{Rule, Violation};
+use crate::judge::checker::{Rule, Violation};
 
 /// What a client was told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,12 +45,18 @@ impl Answers {
             said,
             at,
         };
-        self.0.lock().unwrap().push(answer);
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(answer);
     }
 
     /// All so far.
     pub fn all(&self) -> Vec<Answer> {
-        self.0.lock().unwrap().clone()
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 }
 

@@ -10,8 +10,8 @@ use fiec_schemas::{Event, ExecutionId, subjects};
 use futures_util::StreamExt as _;
 use tokio::time::timeout;
 
-use crate::stage::checker::{Rule, Violation};
-use crate::stage::journal::Journal;
+use crate::judge::checker::{Rule, Violation};
+use crate::judge::journal::Journal;
 
 /// How long the broker has for the next message.
 const SILENCE: Duration = Duration::from_secs(10);

@@ -12,7 +12,7 @@ use fiec_schemas::{ExecutionId, NodeId, Sequence, Timestamp, subjects};
 use futures_util::TryStreamExt as _;
 
 use super::ledgers::Last;
-use crate::stage::checker::{Rule, Violation};
+use crate::judge::checker::{Rule, Violation};
 
 /// Time for a worker, and after it for the collector, to drop superseded chunks, in ms.
 const SUPERSEDED_MS: i64 = 40_000;
