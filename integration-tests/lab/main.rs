@@ -6,6 +6,7 @@
 mod stage;
 
 mod bench_against;
+mod chaos;
 mod demo;
 mod experiments;
 mod simulate_and_replay;

@@ -15,7 +15,7 @@ const PROGRAM: &str = "fiec-lab";
 const HIDDEN: &str = "burn";
 
 /// The commands, each with its line in `fiec --help`.
-const COMMANDS: [(&str, &str); 9] = [
+const COMMANDS: [(&str, &str); 10] = [
     (
         "demo",
         "Run the whole path on this machine under real memory pressure",
@@ -35,6 +35,10 @@ const COMMANDS: [(&str, &str); 9] = [
     ),
     ("replay", "Play recorded history under another policy"),
     ("trace", "Print the policy's inputs and actions, for `diff`"),
+    (
+        "chaos",
+        "Kill, stop and restart every process under a mixed load, and check that nothing is lost",
+    ),
     ("pressure", "Fill a node's memory"),
     ("burn", "Take processors or a device"),
 ];

@@ -7,7 +7,7 @@ use fiec::cli::{complete, start};
 use fiec::context::Global;
 use fiec::exit::{HELP, Outcome};
 
-use crate::{bench, demo, doctor, experiment, load, replay, simulate, trace, up};
+use crate::{bench, chaos, demo, doctor, experiment, load, replay, simulate, trace, up};
 
 /// FIEC's lab: demo, servers for development, benches, experiments and the simulator, beside all
 /// commands of `fiec`
@@ -37,6 +37,7 @@ enum LabCommand {
     Simulate(simulate::SimulateArgs),
     Replay(replay::ReplayArgs),
     Trace(trace::TraceArgs),
+    Chaos(chaos::ChaosArgs),
     Pressure(load::memory::PressureArgs),
     #[command(hide = true)]
     Burn(load::processors::BurnArgs),
@@ -63,6 +64,7 @@ async fn run(command: LabCommand, global: &Global) -> anyhow::Result<Outcome> {
         LabCommand::Simulate(args) => simulate::run(&args, global),
         LabCommand::Replay(args) => replay::run(args, global).await,
         LabCommand::Trace(args) => trace::run(&args),
+        LabCommand::Chaos(args) => chaos::run(args, global.json).await,
         LabCommand::Pressure(args) => load::memory::run(&args).map(|()| Outcome::Done),
         LabCommand::Burn(args) => load::processors::run(&args).map(|()| Outcome::Done),
     }

@@ -35,6 +35,8 @@ pub struct ClusterOptions {
     pub policy_args: Vec<String>,
     /// True for PostgreSQL and a recorder.
     pub history: bool,
+    /// Arguments for the recorder.
+    pub recorder_args: Vec<String>,
     /// Executable of the services and workers; this program's own by default.
     pub binary: Option<PathBuf>,
     /// Time within which a part must be ready.
@@ -55,6 +57,7 @@ impl Default for ClusterOptions {
             policies: 1,
             policy_args: Vec::new(),
             history: true,
+            recorder_args: Vec::new(),
             binary: None,
             patience: Duration::from_secs(30),
             nats_port: None,
@@ -218,12 +221,29 @@ impl Cluster {
         Ok(())
     }
 
+    /// Starts a policy service in the place of one that has ended.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn restart_policy(&mut self, at: usize) -> anyhow::Result<()> {
+        let mut args = vec!["policy".to_owned()];
+        args.extend_from_slice(&self.options.policy_args);
+        let process = self.spawn(&format!("policy-{}", at + 1), &args)?;
+        match self.policies.get_mut(at) {
+            Some(slot) => *slot = process,
+            None => bail!("there is no policy service {}", at + 1),
+        }
+        Ok(())
+    }
+
     /// Starts the recorder, or starts it again after it has ended.
     ///
     /// # Errors
     /// If it cannot be started.
     pub fn start_recorder(&mut self) -> anyhow::Result<()> {
-        self.recorder = Some(self.spawn("recorder", &["recorder".to_owned()])?);
+        let mut args = vec!["recorder".to_owned()];
+        args.extend_from_slice(&self.options.recorder_args);
+        self.recorder = Some(self.spawn("recorder", &args)?);
         Ok(())
     }
 

@@ -7,6 +7,7 @@
 extern crate fiec;
 
 pub mod bench;
+pub mod chaos;
 pub mod cli;
 pub mod cluster;
 pub mod demo;

@@ -5,8 +5,8 @@
 //! These refer to an object: a live execution's submission, its parameters, the outputs that it has
 //! named; the outputs of a completed execution; a result that is still to be copied; a program that
 //! was pushed. An object that was put within the grace stays in any case, and so does one that is put
-//! again during a sweep. No object that a live execution may need is removed by age. Chunks of live
-//! executions have rules of their own: [`crate::live_chunks`].
+//! again during a sweep. No object that a live execution may need is removed by age. Chunks of
+//! executions that have a ledger are collected by [`crate::unnamed_chunks`].
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -20,7 +20,6 @@ use uuid::Uuid;
 
 use crate::error::{RecorderError, Result};
 use crate::ledger::{Shared, pause};
-use crate::live_chunks::Unnamed;
 use crate::read;
 
 /// Longest time that a sweep waits for the tables to have all that the ledger says.
@@ -39,8 +38,8 @@ pub struct Collection {
     pub after: Option<Duration>,
     /// Time between two sweeps.
     pub every: Duration,
-    /// Time for which no commit of a live execution may name a chunk before it is removed. Longer
-    /// than the end of a ledger that a broker can lose.
+    /// Time for which no ledger may name a chunk before it is removed. Longer than the end of a
+    /// ledger that a broker can lose.
     pub chunk_grace: Duration,
     /// Only reports the objects that would be removed.
     pub dry_run: bool,
@@ -167,13 +166,6 @@ async fn sweep(
             let removed = collect::remove_orphan(broker, of, &orphan, grace, dry).await?;
             swept.objects += u64::from(removed);
         }
-    }
-    let live = holders.iter().filter(|(id, _)| needed.contains(id));
-    let live = live.map(|(id, subject)| (*id, subject.as_str()));
-    let unnamed = Unnamed::look(broker, live, options.chunk_grace).await?;
-    if !unnamed.is_empty() {
-        pause(&shared.stop, options.chunk_grace).await;
-        swept.objects += unnamed.remove(broker, dry).await?;
     }
     let note = "UPDATE collection SET swept_at = now(), objects = $1, bytes = $2";
     let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);

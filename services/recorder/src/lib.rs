@@ -23,7 +23,6 @@ mod known;
 #[cfg(feature = "lab-support")]
 pub mod lab_support;
 mod ledger;
-mod live_chunks;
 mod lost;
 mod metrics;
 mod mirror;
@@ -42,6 +41,7 @@ mod submissions;
 mod table;
 mod telemetry;
 mod time;
+mod unnamed_chunks;
 mod write;
 
 pub use collect::Collection;

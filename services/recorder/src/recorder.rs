@@ -24,7 +24,7 @@ use crate::metrics::{Health, Metrics, Part};
 use crate::mirror::{self, Mirror};
 use crate::rows::day_of;
 use crate::standstill::Standstill;
-use crate::{records, restore, telemetry};
+use crate::{records, restore, telemetry, unnamed_chunks};
 
 /// How a recorder works.
 #[derive(Debug, Clone)]
@@ -167,6 +167,12 @@ impl Recorder {
         let (broker, restoring) = (self.broker.clone(), shared.clone());
         tasks.spawn(async move {
             restore::run(broker, restoring).await;
+            Ok(())
+        });
+        let (broker, sweeping) = (self.broker.clone(), shared.clone());
+        let (grace, dry) = (options.collection.chunk_grace, options.collection.dry_run);
+        tasks.spawn(async move {
+            unnamed_chunks::run(broker, sweeping, grace, dry).await;
             Ok(())
         });
         let (broker, collecting) = (self.broker.clone(), shared.clone());

@@ -333,6 +333,10 @@ pub struct RecorderArgs {
     /// 0: never
     #[arg(long, default_value_t = 30, value_parser = parse_collect_days)]
     pub collect_days: u32,
+    /// Seconds for which no ledger may name a chunk of a state before it is removed; longer than what
+    /// a broker can lose in a power loss
+    #[arg(long, default_value_t = 150)]
+    pub chunk_grace_seconds: u32,
     /// Remove nothing; the log and the table `collection` say what would be removed
     #[arg(long)]
     pub collect_dry_run: bool,
@@ -363,6 +367,7 @@ pub async fn recorder(args: RecorderArgs, global: &Global) -> anyhow::Result<Out
             after: (args.collect_days > 0)
                 .then(|| Duration::from_secs(u64::from(args.collect_days) * 86_400)),
             dry_run: args.collect_dry_run,
+            chunk_grace: Duration::from_secs(args.chunk_grace_seconds.max(1).into()),
             ..fiec_recorder::Collection::default()
         },
         ..fiec_recorder::RecorderOptions::default()

@@ -22,6 +22,8 @@ pub enum Said {
     Cancelled,
     /// It has completed.
     Completed,
+    /// Nothing certain: the request may still be done.
+    Unknown,
 }
 
 /// An answer to a client.
@@ -85,7 +87,7 @@ pub fn judge(answers: &[Answer], ledgers: &BTreeMap<ExecutionId, Last>) -> Vec<V
         let pauses = state.requested.as_ref();
         let pauses = pauses.is_some_and(|r| r.what == RequestKind::Pause);
         match said {
-            Said::Accepted => {}
+            Said::Accepted | Said::Unknown => {}
             // Until its next boundary, which may be far, the request stands in its ledger.
             Said::Paused if phase == PhaseKind::Paused || phase.is_terminal() => {}
             Said::Paused if pauses && phase == PhaseKind::Started => {}

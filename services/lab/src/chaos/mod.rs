@@ -1,0 +1,317 @@
+//! `fiec-lab chaos`: a seeded schedule of faults over real processes under a mixed load. At the end
+//! everything runs again, every execution must end, and the judge asks whether each promise holds.
+//!
+//! The same seed gives the same schedule and the same load. How the processes interleave differs
+//! from run to run.
+
+mod client;
+mod faults;
+mod load;
+mod schedule;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use fiec::exit::Outcome;
+use fiec::ui::Steps;
+use fiec_schemas::{Event, ExecutionId, Phase, Tenant, Timestamp};
+use tokio::time::{Instant, sleep};
+
+use self::client::Client;
+use self::faults::Faults;
+use self::schedule::{Dice, Schedule};
+use crate::cluster::{Cluster, ClusterOptions};
+use crate::judge::checker::{self, Violation};
+use crate::judge::journal::Journal;
+use crate::judge::oracles::answers::Answers;
+use crate::judge::oracles::ledgers::last_of_each;
+use crate::judge::oracles::{self, Scene, health};
+use crate::judge::{address_of, overdue};
+
+/// Kill, stop and restart every process under a mixed load, and check that nothing is lost
+#[derive(Debug, Args)]
+pub struct ChaosArgs {
+    /// Minutes of faults
+    #[arg(long, default_value_t = 2.0)]
+    pub minutes: f64,
+    /// Seed of the schedule and the load [default: the time]
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Folder of data and logs [default: a temporary folder]
+    #[arg(long)]
+    pub data_dir: Option<PathBuf>,
+    /// Executable of the services and workers, for example a build with a defect [default: this one]
+    #[arg(long)]
+    pub binary: Option<PathBuf>,
+}
+
+/// From this length on a process is stopped for longer than an append is tried.
+const LONG_MINUTES: f64 = 5.0;
+/// Pause between two lines of the load, and between two requests of the client.
+const LINES: (u64, u64) = (600, 1_800);
+const REQUESTS: (u64, u64) = (200, 1_200);
+/// Longest time until everything has ended once all processes run again.
+const QUIET: Duration = Duration::from_secs(240);
+/// Bound of the oracles afterwards.
+const BOUND: Duration = Duration::from_secs(45);
+
+/// Time limits, much shorter than in production, so that minutes play hours.
+fn options(args: &ChaosArgs) -> ClusterOptions {
+    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect();
+    ClusterOptions {
+        data_dir: args.data_dir.clone(),
+        workers: 3,
+        // A busy machine is no pressure here.
+        worker_args: words(
+            "--slots 3 --lease-seconds 3 --drain-seconds 3 --longest-commit-interval-seconds 2 \
+             --allow-program * --threshold latency=1:0.99:1000 \
+             --threshold memory_stall=1:0.99:1000",
+        ),
+        policies: 2,
+        policy_args: words("--liveness-ms 3000"),
+        history: true,
+        recorder_args: words("--chunk-grace-seconds 2"),
+        binary: args.binary.clone(),
+        patience: Duration::from_secs(90),
+        ..ClusterOptions::default()
+    }
+}
+
+/// Runs the faults, and judges.
+///
+/// # Errors
+/// If a part cannot be started. A broken promise is an outcome.
+pub async fn run(args: ChaosArgs, json: bool) -> anyhow::Result<Outcome> {
+    let now = u64::try_from(Timestamp::now().micros()).unwrap_or(0);
+    let seed = args.seed.unwrap_or(now % 1_000_000);
+    let again = format!("fiec-lab chaos --seed {seed} --minutes {}", args.minutes);
+    println!("repeat with: {again}");
+    let mut cluster = Cluster::start(options(&args), &Steps::new(json)).await?;
+    let found = play(&mut cluster, seed, args.minutes).await;
+    let logs = cluster.data_dir().join("logs");
+    let broken = match found {
+        Ok(found) => found,
+        Err(error) => vec![Violation::unobserved(format!("{error:#}"))],
+    };
+    if broken.is_empty() {
+        println!("every promise holds");
+        cluster.stop().await;
+        return Ok(Outcome::Done);
+    }
+    println!("{} promises are broken:", broken.len());
+    for violation in broken.iter().take(40) {
+        println!("  {violation}");
+    }
+    println!("repeat with: {again}");
+    if args.data_dir.is_some() {
+        println!("logs: {}", logs.display());
+    }
+    Ok(Outcome::Failed)
+}
+
+/// The faults beside the load, the quiet period, and the judgement.
+async fn play(cluster: &mut Cluster, seed: u64, minutes: f64) -> anyhow::Result<Vec<Violation>> {
+    let broker = cluster.broker.clone();
+    let journal = Journal::open(&broker);
+    let answers = Answers::default();
+    prepare(cluster).await?;
+    let until = Instant::now() + Duration::from_secs_f64(60.0 * minutes.max(0.05));
+    let client = Client::new(broker.clone(), answers.clone());
+    let load = tokio::spawn(drive(client, seed, until));
+    let mut faults = Faults::default();
+    let mut schedule = Schedule::new(seed, minutes >= LONG_MINUTES);
+    while Instant::now() < until {
+        let Some(step) = schedule.next() else { break };
+        pass(cluster, &mut faults, Instant::now() + step.after).await?;
+        for (target, fault) in step.faults {
+            faults.begin(cluster, target, fault).await?;
+        }
+    }
+    while let Some(next) = faults.undo_due(cluster).await? {
+        sleep(next.min(Duration::from_millis(100))).await;
+    }
+    let (mut client, lines) = load.await.context("the load has ended early")??;
+    println!(
+        "{} faults over {lines} lines; now everything must end",
+        faults.count
+    );
+    let mut found = settle(cluster, &mut client).await?;
+    found.extend(wrong_results(&journal).await);
+    found.extend(judge(cluster, &journal, &answers).await);
+    Ok(found)
+}
+
+/// A quota, and the program in Python.
+async fn prepare(cluster: &Cluster) -> anyhow::Result<()> {
+    let folder = cluster.data_dir().join("count");
+    load::write_counter(&folder)?;
+    let folder = folder.display().to_string();
+    let commands = [
+        vec!["program", "push", load::COUNTER, &folder],
+        vec!["quota", "set", "narrow", "--running", "2"],
+    ];
+    let binary = std::env::current_exe().context("cannot find this program's own file")?;
+    for command in commands {
+        let done = tokio::process::Command::new(&binary)
+            .args(&command)
+            .envs(cluster.environment())
+            .kill_on_drop(true)
+            .output()
+            .await?;
+        if !done.status.success() {
+            let said = String::from_utf8_lossy(&done.stderr).into_owned();
+            bail!("{} failed: {said}", command.join(" "));
+        }
+    }
+    Ok(())
+}
+
+/// Lets time pass. Undoes faults whose time has come.
+async fn pass(cluster: &mut Cluster, faults: &mut Faults, until: Instant) -> anyhow::Result<()> {
+    loop {
+        let next = faults.undo_due(cluster).await?;
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        sleep(next.unwrap_or(left).min(left)).await;
+    }
+}
+
+/// The load and the client's requests. Gives the number of lines.
+async fn drive(mut client: Client, seed: u64, until: Instant) -> anyhow::Result<(Client, u64)> {
+    // Other numbers than those of the schedule.
+    let mut dice = Dice::new(seed ^ u64::MAX);
+    let (mut number, mut line_at, mut ask_at) = (0, Instant::now(), Instant::now());
+    while Instant::now() < until {
+        if line_at <= Instant::now() {
+            number += 1;
+            for line in load::draw(&mut dice, number)? {
+                client.submit(&line).await?;
+            }
+            line_at = Instant::now() + dice.between(LINES.0, LINES.1);
+        }
+        if ask_at <= Instant::now() {
+            client.ask(&mut dice).await;
+            ask_at = Instant::now() + dice.between(REQUESTS.0, REQUESTS.1);
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+    Ok((client, number))
+}
+
+/// Waits until every execution has ended. What is paused is resumed.
+async fn settle(cluster: &Cluster, client: &mut Client) -> anyhow::Result<Vec<Violation>> {
+    let deadline = Instant::now() + QUIET;
+    loop {
+        let ledgers = last_of_each(&cluster.broker).await.unwrap_or_default();
+        let mut open: BTreeMap<ExecutionId, String> = BTreeMap::new();
+        let mut paused: Vec<(ExecutionId, Tenant)> = Vec::new();
+        for (id, tenant) in client.executions() {
+            match ledgers.get(&id).map(|last| &last.state.phase) {
+                None => drop(open.insert(id, "has no ledger".to_owned())),
+                Some(phase) if phase.is_terminal() => {}
+                Some(phase) => {
+                    if matches!(phase, Phase::Paused { .. }) {
+                        paused.push((id, tenant.clone()));
+                    }
+                    open.insert(id, format!("is {} and does not end", phase.kind()));
+                }
+            }
+        }
+        if open.is_empty() && !ledgers.is_empty() {
+            return Ok(Vec::new());
+        }
+        if Instant::now() >= deadline {
+            let late = open
+                .into_iter()
+                .map(|(id, what)| Violation::new(checker::Rule::Liveness, &id.to_string(), what));
+            return Ok(late.collect());
+        }
+        client.resume_all(&paused).await;
+        sleep(Duration::from_millis(500)).await;
+    }
+}
+
+/// Executions of the same submission have one result, however often they moved: the result of a
+/// synthetic program depends on its capsules and its σ alone.
+async fn wrong_results(journal: &Journal) -> Vec<Violation> {
+    let mut found = Vec::new();
+    let mut known: BTreeMap<String, String> = BTreeMap::new();
+    let mut specs = BTreeMap::new();
+    for line in journal.all() {
+        let state = line.state();
+        if let Some(spec) = &state.spec {
+            specs.insert(state.execution, spec.clone());
+        }
+        let ended = line.message.events.iter().find_map(|event| match event {
+            Event::Completed { result, .. } => result["digest"].as_str(),
+            _ => None,
+        });
+        let (Some(digest), Some(spec)) = (ended, specs.get(&state.execution)) else {
+            continue;
+        };
+        let key = format!("{} {}", spec.program, spec.params);
+        let expected = match known.get(&key) {
+            Some(expected) => expected.clone(),
+            None => {
+                let expected = undisturbed(&spec.program, &spec.params).await;
+                let expected = expected.unwrap_or_else(|| digest.to_owned());
+                known.insert(key, expected.clone());
+                expected
+            }
+        };
+        if expected != digest {
+            let id = state.execution.to_string();
+            let what = format!("has the result {digest}; an undisturbed run has {expected}");
+            found.push(Violation::new(checker::Rule::State, &id, what));
+        }
+    }
+    found
+}
+
+/// The digest of an undisturbed run on this machine, if the program is a built-in one.
+async fn undisturbed(program: &str, params: &serde_json::Value) -> Option<String> {
+    let (program, mut params) = (program.to_owned(), params.clone());
+    if let Some(params) = params.as_object_mut() {
+        params.remove("rest_us");
+    }
+    let run = move || fiec_kit::run_local(&program, &params).ok();
+    let outcome = tokio::task::spawn_blocking(run).await.ok()??;
+    Some(outcome.result["digest"].as_str()?.to_owned())
+}
+
+/// Everything that the judge finds.
+async fn judge(cluster: &mut Cluster, journal: &Journal, answers: &Answers) -> Vec<Violation> {
+    let mut found = Vec::new();
+    let late = overdue::nobody_is_overdue(&cluster.broker, &[], BOUND).await;
+    let is_late = late.is_err();
+    found.extend(late.err().map(Violation::unobserved));
+    let scene = Scene {
+        broker: &cluster.broker,
+        journal,
+        policies: cluster.policies.len(),
+        answers,
+        patience: BOUND,
+    };
+    let broken = oracles::settle(scene).await;
+    if !broken.is_empty() {
+        let services = cluster.workers.iter().chain(&cluster.policies);
+        let services = services.chain(&cluster.recorder);
+        let addresses: Vec<(String, String)> = services
+            .filter_map(|s| Some((s.name.clone(), address_of(s)?)))
+            .collect();
+        let healths = health::observe(&addresses).await;
+        found.extend(health::judge(&broken, &healths, is_late));
+    }
+    found.extend(broken);
+    let pool = cluster.pool.as_ref();
+    match checker::check(&cluster.broker, pool, journal, &[]).await {
+        Ok(history) => found.extend(history),
+        Err(why) => found.push(Violation::unobserved(why)),
+    }
+    found
+}

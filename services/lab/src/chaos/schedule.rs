@@ -1,0 +1,176 @@
+//! The schedule of faults: the same for the same seed.
+
+use std::time::Duration;
+
+/// A generator of numbers: SplitMix64 (Steele, Lea and Flood, “Fast Splittable Pseudorandom Number
+/// Generators”, OOPSLA 2014).
+#[derive(Debug, Clone)]
+pub struct Dice(u64);
+
+impl Dice {
+    /// The numbers of a seed.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next number.
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number from 0 to `n - 1`.
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.next() % n.max(1)
+    }
+
+    /// A time within these bounds, in ms.
+    pub fn between(&mut self, from: u64, to: u64) -> Duration {
+        Duration::from_millis(from + self.below(to.saturating_sub(from)))
+    }
+}
+
+/// A kind of process. The number chooses one of its kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// The broker.
+    Broker,
+    /// The database.
+    Postgres,
+    /// A policy service.
+    Policy(u64),
+    /// The recorder.
+    Recorder,
+    /// A worker.
+    Worker(u64),
+    /// A child process of a worker.
+    Child(u64),
+}
+
+/// What happens to a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// It is killed, and started again after this time.
+    Kill(Duration),
+    /// It is asked to end, and started again after this time.
+    Terminate(Duration),
+    /// It is stopped, and continued after this time.
+    Stop(Duration),
+}
+
+/// Faults that begin together, after a pause.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// Pause before it.
+    pub after: Duration,
+    /// The faults.
+    pub faults: Vec<(Target, Fault)>,
+}
+
+/// Draws steps for ever.
+#[derive(Debug, Clone)]
+pub struct Schedule {
+    dice: Dice,
+    /// Draw stops of over a minute, too: beyond the retries of an append.
+    long: bool,
+}
+
+impl Schedule {
+    /// The schedule of a seed.
+    pub fn new(seed: u64, long: bool) -> Self {
+        Self {
+            dice: Dice::new(seed),
+            long,
+        }
+    }
+
+    fn target(&mut self) -> Target {
+        let which = self.dice.next();
+        match self.dice.below(12) {
+            0 | 1 => Target::Broker,
+            2 => Target::Postgres,
+            3..=5 => Target::Policy(which),
+            6 => Target::Recorder,
+            7..=9 => Target::Worker(which),
+            _ => Target::Child(which),
+        }
+    }
+
+    /// How long a process stays stopped: below every time limit, beyond the lease and the liveness
+    /// time, beyond the broker's wait for an acknowledgement, beyond the retries of an append.
+    fn stop(&mut self) -> Fault {
+        let (from, to) = match self.dice.below(8) {
+            0..=2 => (100, 1_500),
+            3 | 4 => (3_000, 5_000),
+            5 | 6 => (8_500, 11_000),
+            _ if self.long => (62_000, 75_000),
+            _ => (11_000, 14_000),
+        };
+        Fault::Stop(self.dice.between(from, to))
+    }
+
+    fn fault(&mut self, target: Target) -> Fault {
+        let down = self.dice.between(0, 4_000);
+        match (target, self.dice.below(10)) {
+            // Stopping the first process of PostgreSQL leaves its sessions running. A child is
+            // started again by its worker.
+            (Target::Postgres | Target::Child(_), _) => Fault::Kill(down),
+            (_, 0..=3) => Fault::Kill(down),
+            (Target::Policy(_) | Target::Worker(_) | Target::Recorder, 4) => Fault::Terminate(down),
+            _ => self.stop(),
+        }
+    }
+}
+
+impl Iterator for Schedule {
+    type Item = Step;
+
+    fn next(&mut self) -> Option<Step> {
+        let after = self.dice.between(200, 4_000);
+        let count = if self.dice.below(4) == 0 { 2 } else { 1 };
+        let mut faults: Vec<(Target, Fault)> = Vec::new();
+        for _ in 0..count {
+            let target = self.target();
+            let fault = self.fault(target);
+            if faults.iter().all(|(other, _)| *other != target) {
+                faults.push((target, fault));
+            }
+        }
+        Some(Step { after, faults })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_gives_one_schedule_and_another_seed_another_one() {
+        let steps = |seed| Schedule::new(seed, false).take(50).collect::<Vec<_>>();
+        assert_eq!(steps(7), steps(7));
+        assert_ne!(steps(7), steps(8));
+    }
+
+    #[test]
+    fn a_hundred_steps_have_every_target_every_fault_and_pairs() {
+        let all: Vec<Step> = Schedule::new(1, true).take(100).collect();
+        let faults: Vec<(Target, Fault)> = all.iter().flat_map(|s| s.faults.clone()).collect();
+        type Is = fn(&(Target, Fault)) -> bool;
+        let wanted: [Is; 9] = [
+            |(target, _)| *target == Target::Broker,
+            |(target, _)| *target == Target::Postgres,
+            |(target, _)| *target == Target::Recorder,
+            |(target, _)| matches!(target, Target::Policy(_)),
+            |(target, _)| matches!(target, Target::Worker(_)),
+            |(target, _)| matches!(target, Target::Child(_)),
+            |(_, fault)| matches!(fault, Fault::Kill(_)),
+            |(_, fault)| matches!(fault, Fault::Terminate(_)),
+            |(_, fault)| matches!(fault, Fault::Stop(ms) if *ms > Duration::from_secs(60)),
+        ];
+        assert!(wanted.iter().all(|is| faults.iter().any(is)));
+        assert!(all.iter().any(|step| step.faults.len() == 2));
+    }
+}
