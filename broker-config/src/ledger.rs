@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_nats::HeaderMap;
 use async_nats::jetstream::context::{PublishAckFuture, PublishErrorKind};
 use async_nats::jetstream::message::{PublishMessage, StreamMessage};
-use async_nats::jetstream::stream::{DirectGetErrorKind, Stream};
+use async_nats::jetstream::stream::{DirectGetErrorKind, LastRawMessageErrorKind, Stream};
 use bytes::Bytes;
 use fiec_schemas::chain::Link;
 use fiec_schemas::event::MessageError;
@@ -303,6 +303,37 @@ impl Ledger {
     ) -> Result<Option<Entry>, BrokerError> {
         let subject = subjects::ledger(tenant, execution);
         self.last_of_once(&subject, reached).await
+    }
+
+    /// Returns the last message. If the replica that answers has no message as new as `from`, which
+    /// exists, the stream's leader is asked: the replica may be behind.
+    ///
+    /// # Errors
+    /// As [`Ledger::last`].
+    pub async fn last_from(
+        &self,
+        tenant: &Tenant,
+        execution: ExecutionId,
+        from: Sequence,
+    ) -> Result<Option<Entry>, BrokerError> {
+        let subject = subjects::ledger(tenant, execution);
+        let last = self.last_of(&subject).await?;
+        if from == 0 || last.as_ref().is_some_and(|last| last.seq >= from) {
+            return Ok(last);
+        }
+        let connection = self.broker.connection();
+        match self
+            .stream()
+            .await?
+            .get_last_raw_message_by_subject(&subject)
+            .await
+        {
+            Ok(message) => entry(message, connection).map(Some),
+            Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => Ok(None),
+            Err(error) => Err(BrokerError::operation(format!(
+                "read the last of {subject} from its leader"
+            ))(error)),
+        }
     }
 
     async fn last_of_once(

@@ -23,6 +23,9 @@ use crate::reading::Reader;
 /// Time limit for fetching a large submission.
 const FETCH: Duration = Duration::from_secs(20);
 
+/// Pause before a ledger is read after an append with an unknown result.
+const READ_AGAIN: Duration = Duration::from_secs(1);
+
 /// Most executions that one node may hold. A longer answer is ignored.
 const MOST_HELD: usize = 1_000_000;
 
@@ -216,7 +219,7 @@ impl Effects {
     ) -> Result<Later, AppendError> {
         let tip = match known {
             Some(tip) => *tip,
-            None => match self.ledger.last(tenant, execution).await? {
+            None => match self.ledger.last_from(tenant, execution, expected).await? {
                 Some(last) if last.seq == expected => last.into(),
                 Some(last) => return Ok(Later::Overtaken(Box::new(last))),
                 None => return Ok(Later::Vanished),
@@ -225,10 +228,15 @@ impl Effects {
         let draft = Draft::new(&tip, events, &self.author, self.broker.now())?;
         match self.ledger.append(draft, bytes::Bytes::new()).await {
             Ok(tip) => Ok(Later::Stored(Box::new(tip))),
-            Err(AppendError::Conflict) => Ok(match self.ledger.last(tenant, execution).await? {
-                Some(last) => Later::Overtaken(Box::new(last)),
-                None => Later::Vanished,
-            }),
+            Err(AppendError::Conflict) => {
+                let from = expected.saturating_add(1);
+                Ok(
+                    match self.ledger.last_from(tenant, execution, from).await? {
+                        Some(last) => Later::Overtaken(Box::new(last)),
+                        None => Later::Vanished,
+                    },
+                )
+            }
             Err(error) => Err(error),
         }
     }
@@ -344,15 +352,17 @@ impl Effects {
             .map_err(|error| NoSpec::Lost(error.to_string()))
     }
 
-    /// Reads a ledger after an append with an unknown result. Retries until the read succeeds.
-    pub async fn reread(self, tenant: Tenant, execution: ExecutionId) {
+    /// Reads a ledger whose last known message is `known`, after an append with an unknown result.
+    /// Retries until the read succeeds.
+    pub async fn reread(self, tenant: Tenant, execution: ExecutionId, known: Sequence) {
         loop {
-            let later = match self.ledger.last(&tenant, execution).await {
+            tokio::time::sleep(READ_AGAIN).await;
+            let read = self.ledger.last_from(&tenant, execution, known);
+            let later = match read.await {
                 Ok(Some(last)) => Later::Overtaken(Box::new(last)),
                 Ok(None) => Later::Vanished,
                 Err(error) => {
                     tracing::warn!(%execution, %error, "a ledger cannot be read yet");
-                    tokio::time::sleep(Duration::from_secs(1)).await;
                     continue;
                 }
             };

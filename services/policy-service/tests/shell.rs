@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use crate::stage::{Stage, tenant, until};
+use fiec_broker::{Draft, Ledger};
+use fiec_policy_service::Options;
 use fiec_schemas::duty::{Actor, START_MS, Task};
 use fiec_schemas::messages::{ApiReply, RefusalCode, SubmitReply};
-use fiec_schemas::{ClientId, Event, ExecutionId, Phase};
+use fiec_schemas::{ClientId, Event, ExecutionId, Phase, Timestamp};
 use serde_json::json;
 
 #[tokio::test]
@@ -226,6 +228,27 @@ async fn operators_cancel_pause_resume_and_cordon() {
         .await;
     assert_eq!(reply.refusal, Some(RefusalCode::UnknownNode));
     assert!(reply.error.unwrap().contains("there are: n1"));
+}
+
+#[tokio::test]
+async fn a_change_of_the_service_itself_that_it_gave_up_and_that_is_stored_later_is_followed() {
+    let stage = Stage::with_nodes(&["n1"]).await;
+    let options = Options::default();
+    let author = fiec_schemas::author::of_policy(options.id);
+    let _service = stage.service_with(options).await;
+    stage.publish(r#"{"id":"a","program":"synthetic@1"}"#).await;
+    stage.last("a").await;
+    let request = json!({"id":"a","who":"ann"});
+    let reply: ApiReply = stage.ask("fiec.api.pause.lab", &request).await;
+    assert_eq!(reply.error, None);
+    // As the message of a resumption whose acknowledgement was lost.
+    let (paused, at) = (stage.last("a").await, Timestamp::now());
+    let resumed = vec![Event::Resumed { who: "ann".into() }];
+    let draft = Draft::new(&paused.into(), resumed, &author, at).unwrap();
+    let ledger = Ledger::new(&stage.broker);
+    ledger.append(draft, bytes::Bytes::new()).await.unwrap();
+    let last = async || stage.last("a").await.message.state.phase;
+    until(async || matches!(last().await, Phase::Bound(_))).await;
 }
 
 #[tokio::test]

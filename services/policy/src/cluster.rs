@@ -359,6 +359,17 @@ impl Cluster {
         });
     }
 
+    /// Ends the append in flight, and returns to what was known before it.
+    pub fn take_back(&mut self, id: ExecutionId) {
+        let Some(e) = self.executions.get_mut(&id) else {
+            return;
+        };
+        if let Some(before) = e.in_flight.take() {
+            e.arrived = before.arrived;
+            self.set_stage(id, before.stage, before.claim, before.since);
+        }
+    }
+
     /// Sets whether an execution is parked.
     pub fn set_parked(&mut self, id: ExecutionId, parked: Option<Parked>) {
         self.change(id, |e| {

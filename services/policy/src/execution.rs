@@ -166,6 +166,8 @@ pub struct Extra {
     pub deferred: Option<Millis>,
     /// Set if it has started on a node that may not hold it.
     pub missing: Option<Missing>,
+    /// Number of rereads in a row that showed an older message than is known.
+    pub old_rereads: u8,
 }
 
 /// Evidence that a node does not hold an execution that has started there.
@@ -214,6 +216,20 @@ pub struct Attained {
     pub at: Millis,
 }
 
+/// What was known of an execution before an append of this service. The policy acts as if the append
+/// were stored, and returns to this if it is not.
+#[derive(Debug, Clone, Copy)]
+pub struct Before {
+    /// Its stage.
+    pub stage: Stage,
+    /// Its use of its node beside a slot.
+    pub claim: Claim,
+    /// Start of the stage.
+    pub since: Millis,
+    /// Time of its binding to the node.
+    pub arrived: Millis,
+}
+
 /// A live execution.
 #[derive(Debug)]
 pub struct Execution {
@@ -225,8 +241,8 @@ pub struct Execution {
     pub epoch: u64,
     /// Its requirements.
     pub profile: ProfileIx,
-    /// True while an append of this service is in flight.
-    pub busy: bool,
+    /// Set while an append of this service is in flight.
+    pub in_flight: Option<Box<Before>>,
     /// True if it has run for longer than the horizon.
     pub long: bool,
     /// Its stage.
@@ -250,6 +266,28 @@ pub struct Execution {
 }
 
 impl Execution {
+    /// True while an append of this service is in flight.
+    pub fn is_appending(&self) -> bool {
+        self.in_flight.is_some()
+    }
+
+    /// Notes that an append of this service begins. Call it before changes that hold only once the
+    /// append is stored.
+    pub fn begin_append(&mut self) {
+        let before = Before {
+            stage: self.stage,
+            claim: self.claim,
+            since: self.since,
+            arrived: self.arrived,
+        };
+        self.in_flight.get_or_insert_with(|| Box::new(before));
+    }
+
+    /// Notes that a message shows the ledger after the append.
+    pub fn end_append(&mut self) {
+        self.in_flight = None;
+    }
+
     /// Evidence that its node does not hold it.
     pub fn missing(&self) -> Option<Missing> {
         self.extra.as_ref().and_then(|x| x.missing)

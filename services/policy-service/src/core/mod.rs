@@ -352,29 +352,43 @@ impl Core {
                 held: &held,
             }),
             Outcome::Recorded(message, well) => self.intake.done(message, well).await,
-            Outcome::Changed(tip, events) => self.changed(*tip, events),
+            Outcome::Changed(tip, events) => {
+                // The feed may have been faster, and shown that the execution has ended.
+                if self.policy.knows(tip.state.execution) {
+                    self.changed(*tip, events, false);
+                }
+            }
             Outcome::Ask(ask) => self.ask(ask),
         }
     }
 
     fn reread(&mut self, message: &LedgerMessage, seq: u64) {
+        self.follow(message, seq, true);
+    }
+
+    /// Takes a message that the feed also shows. `reread`: it is the answer to an append of the
+    /// policy.
+    fn follow(&mut self, message: &LedgerMessage, seq: u64, reread: bool) {
         let Ok(header) = serde_json::to_string(message) else {
             return;
         };
         if let Ok(view) = LedgerView::read(&header, seq) {
             self.tips.remove(&view.state.execution);
-            self.step(Input::Reread(&view));
+            self.step(match reread {
+                true => Input::Reread(&view),
+                false => Input::Ledger(&view),
+            });
         }
     }
 
-    fn changed(&mut self, tip: Tip, events: Vec<Event>) {
+    fn changed(&mut self, tip: Tip, events: Vec<Event>, reread: bool) {
         let message = LedgerMessage {
             v: 1,
             events,
             state: tip.state,
             sig: None,
         };
-        self.reread(&message, tip.seq);
+        self.follow(&message, tip.seq, reread);
     }
 
     async fn later(&mut self, execution: ExecutionId, ticket: Option<Ticket>, later: Later) {
@@ -386,7 +400,7 @@ impl Core {
                 Ok(())
             }
             Later::Changed(tip, events) => {
-                self.changed(*tip, events);
+                self.changed(*tip, events, true);
                 Ok(())
             }
             Later::Overtaken(entry) => {
@@ -403,14 +417,10 @@ impl Core {
             Later::Failed(reason) => {
                 self.metrics.append_failures.inc();
                 tracing::warn!(%execution, reason, "an append failed; it is read again");
-                let tokens = (self.effects.clone(), execution);
-                let tenant = self.policy.tenant(execution);
-                if let Some(tenant) = tenant {
+                let known = self.policy.sequence(execution);
+                if let Some((tenant, known)) = self.policy.tenant(execution).zip(known) {
                     self.later += 1;
-                    tokio::spawn(async move {
-                        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
-                        tokens.0.reread(tenant, tokens.1).await;
-                    });
+                    tokio::spawn(self.effects.clone().reread(tenant, execution, known));
                 }
                 Err(Refusal::Broker(reason))
             }

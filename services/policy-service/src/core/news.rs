@@ -15,15 +15,19 @@ impl Core {
         match news {
             News::Feed(item) => {
                 match LedgerView::read(&item.header, item.seq) {
-                    // The acknowledgement has already reported messages of this service.
-                    Ok(view) if view.author() == self.effects.author => {}
                     Ok(view) => {
+                        // The service counts its own bindings when it decides on them. It still
+                        // follows its own messages: an acknowledgement can be lost, and its message
+                        // can be stored after the service gave up.
+                        let own = view.author() == self.effects.author;
                         if let Some(cause) = view.event(EventKind::Bound).and_then(|b| b.cause())
                             && self.is_loaded()
+                            && !own
                         {
                             self.metrics.bound(cause.as_str());
                         }
-                        if !self.tips.is_empty() {
+                        let tip = self.tips.get(&item.execution);
+                        if tip.is_some_and(|tip| tip.seq < item.seq) {
                             self.tips.remove(&item.execution);
                         }
                         self.step(Input::Ledger(&view));

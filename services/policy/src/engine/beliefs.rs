@@ -41,7 +41,7 @@ impl Policy {
             seq: e.seq,
             epoch: e.epoch,
             node,
-            appending: e.busy,
+            appending: e.is_appending(),
         }
     }
 }

@@ -148,26 +148,25 @@ impl Policy {
         profile: ProfileIx,
         submitted_at: Timestamp,
     ) {
-        self.cluster.insert(
-            id,
-            Execution {
-                tenant: tenant.clone(),
-                seq: 0,
-                epoch: 0,
-                profile,
-                busy: true,
-                long: false,
-                stage: Stage::Pending,
-                claim: Claim::Host,
-                since: now.mono,
-                arrived: now.mono,
-                due: Millis(0),
-                submitted_at,
-                state_bytes: 0,
-                attained: Attained::default(),
-                extra: None,
-            },
-        );
+        let mut new = Execution {
+            tenant: tenant.clone(),
+            seq: 0,
+            epoch: 0,
+            profile,
+            in_flight: None,
+            long: false,
+            stage: Stage::Pending,
+            claim: Claim::Host,
+            since: now.mono,
+            arrived: now.mono,
+            due: Millis(0),
+            submitted_at,
+            state_bytes: 0,
+            attained: Attained::default(),
+            extra: None,
+        };
+        new.begin_append();
+        self.cluster.insert(id, new);
     }
 
     fn bound(
@@ -214,7 +213,7 @@ impl Policy {
         let Some(e) = self.cluster.execution(id) else {
             return Placed::Moot;
         };
-        if e.busy {
+        if e.is_appending() {
             return Placed::Moot;
         }
         if e.stage == Stage::Pending && self.is_late(now, id) {
@@ -280,7 +279,7 @@ impl Policy {
         let Some(e) = self.cluster.execution(id) else {
             return Placed::Moot;
         };
-        if e.busy {
+        if e.is_appending() {
             return Placed::Moot;
         }
         if self.carry_out_request(now, id, &cause, out) {
@@ -365,12 +364,14 @@ impl Policy {
         let Some((event, instance)) = self.bound(e.epoch + 1, choice, cause) else {
             return;
         };
+        if let Some(e) = self.cluster.execution_mut(id) {
+            e.begin_append();
+        }
         self.cluster.clear_order(id);
         self.cluster
             .set_stage(id, Stage::Bound(node, instance), claim, now.mono);
         self.cluster.set_due(id, Millis(0));
         if let Some(e) = self.cluster.execution_mut(id) {
-            e.busy = true;
             e.arrived = now.mono;
             if let Some(extra) = &mut e.extra {
                 extra.missing = None;
@@ -394,7 +395,7 @@ impl Policy {
         let Some(e) = self.cluster.execution(id) else {
             return;
         };
-        if e.busy || self.obey_change(now, id, out) {
+        if e.is_appending() || self.obey_change(now, id, out) {
             return;
         }
         let Some(e) = self.cluster.execution(id) else {

@@ -33,7 +33,7 @@ impl Policy {
         }
         let waits = |id: &ExecutionId| {
             let e = self.cluster.execution(*id);
-            e.is_some_and(|e| e.stage == Stage::Pending && !e.busy)
+            e.is_some_and(|e| e.stage == Stage::Pending && !e.is_appending())
         };
         let stands = |first: &First| first.members.iter().all(waits);
         let gone = self.holds.first.as_ref().is_some_and(|f| !stands(f));

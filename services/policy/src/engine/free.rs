@@ -67,7 +67,7 @@ impl Policy {
             }
             // It was resumed or bound in the meantime.
             let needed = live.is_some_and(|e| {
-                e.busy || matches!(e.stage, Stage::Bound(..) | Stage::Started(..))
+                e.is_appending() || matches!(e.stage, Stage::Bound(..) | Stage::Started(..))
             });
             if needed || (live.is_some() && entry.by != self.seed) {
                 settled.push(*id);
@@ -92,10 +92,10 @@ impl Policy {
 
     /// Appends a message without events, so that an append of the gone replica must fail.
     fn fence(&mut self, id: ExecutionId, out: &mut Vec<Action>) {
-        let Some(e) = self.cluster.execution_mut(id).filter(|e| !e.busy) else {
+        let Some(e) = self.cluster.execution_mut(id).filter(|e| !e.is_appending()) else {
             return;
         };
-        e.busy = true;
+        e.begin_append();
         out.push(Action::Append {
             execution: id,
             tenant: e.tenant.clone(),

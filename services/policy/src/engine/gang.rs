@@ -17,7 +17,6 @@ use super::{Action, Policy};
 use crate::cluster::Stage;
 use crate::holds::GangKey;
 use crate::placement::{self, Ask};
-use crate::places::Claim;
 use crate::time::{Millis, Now};
 
 /// Key by which replicas agree who places gangs.
@@ -153,7 +152,7 @@ impl Policy {
         let held = self.holds.held.get(&id);
         let free = held.is_some_and(|h| h.after.is_empty() && h.fails.is_none());
         let e = self.cluster.execution(id);
-        free && e.is_some_and(|e| e.stage == Stage::Pending && !e.busy)
+        free && e.is_some_and(|e| e.stage == Stage::Pending && !e.is_appending())
     }
 
     pub(super) fn act_on_gangs(&mut self, now: Now, out: &mut Vec<Action>) {
@@ -179,7 +178,7 @@ impl Policy {
         let is = |id: &ExecutionId, bound: bool| {
             let e = self.cluster.execution(*id);
             e.is_some_and(|e| match e.stage {
-                Stage::Bound(..) => bound && !e.busy,
+                Stage::Bound(..) => bound && !e.is_appending(),
                 Stage::Pending => !bound,
                 _ => false,
             })
@@ -237,8 +236,7 @@ impl Policy {
                 lacking.push(*id);
                 continue;
             };
-            let (since, arrived, epoch) = (e.since, e.arrived, e.epoch);
-            let cause = match epoch {
+            let cause = match e.epoch {
                 0 => Cause::Initial,
                 _ => Cause::NotTaken {
                     reason: "its gang began anew".to_owned(),
@@ -264,19 +262,15 @@ impl Policy {
                 // lack a place.
                 lacking.push(*id);
             } else {
-                placed.push((*id, since, arrived));
+                placed.push(*id);
             }
         }
         if lacking.is_empty() {
             return lacking;
         }
         out.truncate(before);
-        for (id, since, arrived) in placed {
-            self.cluster
-                .set_stage(id, Stage::Pending, Claim::Host, since);
-            if let Some(e) = self.cluster.execution_mut(id) {
-                (e.busy, e.arrived) = (false, arrived);
-            }
+        for id in placed {
+            self.cluster.take_back(id);
         }
         lacking
     }
@@ -319,7 +313,7 @@ impl Policy {
         let Some(e) = self.cluster.execution_mut(id) else {
             return true;
         };
-        e.busy = true;
+        e.begin_append();
         out.push(Action::Append {
             execution: id,
             tenant: e.tenant.clone(),

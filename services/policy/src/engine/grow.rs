@@ -122,7 +122,7 @@ impl Policy {
         }
         let settles = live.iter().find(|id| {
             let e = self.cluster.execution(**id);
-            e.is_none_or(|e| !e.computes() || e.busy)
+            e.is_none_or(|e| !e.computes() || e.is_appending())
         });
         if let Some(id) = unborn.first().or(settles) {
             let id = *id;

@@ -130,7 +130,7 @@ impl Policy {
 
     pub(super) fn wait_if_pending(&mut self, id: ExecutionId) {
         let pending = self.cluster.execution(id);
-        if pending.is_some_and(|e| e.stage == Stage::Pending && !e.busy) {
+        if pending.is_some_and(|e| e.stage == Stage::Pending && !e.is_appending()) {
             self.wait(id);
         }
     }
@@ -350,7 +350,7 @@ impl Policy {
                 self.holds.failing.remove(&id);
                 continue;
             };
-            if e.busy || !matches!(e.stage, Stage::Pending | Stage::Paused) {
+            if e.is_appending() || !matches!(e.stage, Stage::Pending | Stage::Paused) {
                 continue;
             }
             if self.defers(now, id, self.config.grace_ms) {
@@ -362,7 +362,7 @@ impl Policy {
             let Some(e) = self.cluster.execution_mut(id) else {
                 continue;
             };
-            e.busy = true;
+            e.begin_append();
             out.push(Action::Append {
                 execution: id,
                 tenant: e.tenant.clone(),

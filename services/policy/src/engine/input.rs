@@ -55,10 +55,12 @@ pub enum Input<'a> {
         /// Time of the submission by the broker's clock.
         submitted_at: Timestamp,
     },
-    /// A message of a ledger.
+    /// A message of a ledger, by any author. It also reports an append of ours whose
+    /// acknowledgement was lost.
     Ledger(&'a LedgerView<'a>),
     /// The last message of a ledger after an append of ours failed. It replaces the policy's own
-    /// view of the ledger.
+    /// view of the ledger. If the message is older than the last known one, the policy returns to
+    /// what it knew before the append, and decides again after a pause.
     Reread(&'a LedgerView<'a>),
     /// A submission that was stored apart because its ledger message would have been too large.
     Spec {

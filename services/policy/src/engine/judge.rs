@@ -255,10 +255,10 @@ impl Policy {
             return;
         };
         // An append in flight settles first; a later tick tries again.
-        if e.busy || e.stage != Stage::Verifying {
+        if e.is_appending() || e.stage != Stage::Verifying {
             return;
         }
-        e.busy = true;
+        e.begin_append();
         e.since = now.mono;
         out.push(Action::Append {
             execution: id,

@@ -66,7 +66,7 @@ impl Policy {
         let Some(e) = self.cluster.execution(id) else {
             return;
         };
-        if e.busy {
+        if e.is_appending() {
             return;
         }
         match e.stage {
@@ -92,7 +92,7 @@ impl Policy {
                     ticket: None,
                 });
                 if let Some(e) = self.cluster.execution_mut(id) {
-                    e.busy = true;
+                    e.begin_append();
                 }
                 self.stop_waiting(id);
             }

@@ -83,7 +83,7 @@ impl Policy {
         let Some(ix) = e.stage.node() else {
             return false;
         };
-        if e.busy || e.order().is_some() || !self.is_ruled_out(id, ix) {
+        if e.is_appending() || e.order().is_some() || !self.is_ruled_out(id, ix) {
             return false;
         }
         let overdue = now.mono.since(e.since) >= self.config.horizon_ms;
@@ -148,7 +148,7 @@ impl Policy {
             // Ordered or refused a moment ago: wait until the delay is over.
             let avoided = e.avoided().iter();
             let waits = avoided.filter(|a| a.node == ix).any(|a| now.mono < a.until);
-            if e.busy || waits {
+            if e.is_appending() || waits {
                 continue;
             }
             let (epoch, ordered) = (e.epoch, e.order().is_some());

@@ -1,7 +1,7 @@
-//! Follows ledgers: messages of the feed, and the results of this service's appends.
+//! Follows ledgers: messages of the feed, and messages that are read after a failed append.
 
 use fiec_schemas::substrate::HOST;
-use fiec_schemas::{Cause, EventKind, ExecutionId, Phase, PhaseKind, Sequence, Submission};
+use fiec_schemas::{Cause, EventKind, ExecutionId, PhaseKind, Submission};
 
 use super::{Action, Policy};
 use crate::cluster::{Attained, Execution, NodeIx, Presence, Stage};
@@ -28,8 +28,9 @@ impl Policy {
         }
         let writer = self.writer(view);
         self.hear_writer(now, writer);
-        let stale = |e: &Execution| view.seq < e.seq || (view.seq == e.seq && !reread);
-        if self.cluster.execution(id).is_some_and(stale) {
+        let known = self.cluster.execution(id).map_or(0, |e| e.seq);
+        let is_old = view.seq < known && !(reread && self.doubt(now, id));
+        if is_old || (view.seq == known && !reread) {
             return;
         }
         let lost = |ix| matches!(self.cluster.node(ix).presence, Presence::Lost { .. });
@@ -172,7 +173,7 @@ impl Policy {
                 seq: view.seq,
                 epoch: view.state.epoch,
                 profile,
-                busy: false,
+                in_flight: None,
                 long: false,
                 // `set_stage`, which follows, updates the counts.
                 stage: Stage::Pending,
@@ -294,7 +295,10 @@ impl Policy {
         };
         e.seq = view.seq;
         e.epoch = view.state.epoch;
-        e.busy = false;
+        e.end_append();
+        if let Some(extra) = &mut e.extra {
+            extra.old_rereads = 0;
+        }
         e.state_bytes = view.state.boundary.as_ref().map_or(0, |b| b.bytes);
         e.arrived = view
             .state
@@ -426,88 +430,6 @@ impl Policy {
             .completed(now.mono, service_us);
     }
 
-    /// Handles a stored append of this service.
-    pub(super) fn appended(
-        &mut self,
-        now: Now,
-        id: ExecutionId,
-        seq: Sequence,
-        epoch: u64,
-        phase: &Phase,
-    ) {
-        // The feed may have been faster: a newer message is known, or the execution has ended.
-        let Some(e) = self.cluster.execution(id) else {
-            return;
-        };
-        if seq <= e.seq {
-            return;
-        }
-        let stage = match phase {
-            Phase::Bound(b) => Stage::Bound(self.cluster.intern(now.mono, &b.node), b.instance),
-            Phase::Started(b) => Stage::Started(self.cluster.intern(now.mono, &b.node), b.instance),
-            Phase::Paused { .. } => Stage::Paused,
-            Phase::Verifying { .. } => Stage::Verifying,
-            Phase::Pending => Stage::Pending,
-            Phase::Completed | Phase::Failed | Phase::Cancelled | Phase::Returned => {
-                self.note_end(id, phase.kind());
-                let orphan = self.spread.orphans.get(&id).map(|o| o.who.clone());
-                self.note_part_end(now, id, None, (phase.kind(), orphan.as_deref()));
-                self.forget(id);
-                return;
-            }
-        };
-        let moved = self.cluster.execution(id).is_some_and(|e| e.stage != stage);
-        if moved {
-            let claim = self.claim_of(id, stage, phase);
-            self.cluster.set_stage(id, stage, claim, now.mono);
-        }
-        if let Some(e) = self.cluster.execution_mut(id) {
-            // A later message that leaves it pending does not begin its wait anew.
-            let waits_on = stage == Stage::Pending && !moved && e.seq > 0;
-            e.seq = seq;
-            e.epoch = epoch;
-            e.busy = false;
-            if !waits_on {
-                e.since = now.mono;
-            }
-            if let Some(extra) = e.extra.as_mut().filter(|_| stage == Stage::Paused) {
-                extra.request = None;
-            }
-        }
-        self.note_deadline(id);
-        match stage {
-            Stage::Bound(..) => {
-                if let Some(e) = self.cluster.execution_mut(id) {
-                    // The arrival of a binding chosen here stays the moment of the choice: the node's
-                    // instance of that moment may be gone.
-                    if moved {
-                        e.arrived = now.mono;
-                    }
-                    if let Some(extra) = &mut e.extra {
-                        (extra.cause, extra.note, extra.resent, extra.deferred) =
-                            (None, None, 0, None);
-                    }
-                }
-                self.stop_waiting(id);
-                self.note_gang(now, id);
-                let due = now.mono.plus(self.balance_check());
-                self.cluster.set_due(id, due);
-            }
-            Stage::Pending => self.wait(id),
-            Stage::Paused | Stage::Verifying | Stage::Started(..) => self.stop_waiting(id),
-        }
-    }
-
-    /// The resources of its node that an execution uses in a phase.
-    fn claim_of(&mut self, id: ExecutionId, stage: Stage, phase: &Phase) -> Claim {
-        let (Some(ix), Some(binding)) = (stage.node(), phase.binding()) else {
-            return Claim::Host;
-        };
-        let device = self.cluster.device(ix, &binding.substrate);
-        let profile = self.cluster.execution(id).map(|e| e.profile);
-        Claim::of(profile.and_then(|ix| self.cluster.profiles.get(ix)), device)
-    }
-
     /// Handles the arrival of a large submission.
     pub(super) fn learn_spec(&mut self, now: Now, id: ExecutionId, spec: &Submission) {
         if self
@@ -535,7 +457,7 @@ impl Policy {
         let profile = self.acquire(now, profile);
         if let Some(e) = self.cluster.execution_mut(id) {
             e.profile = profile;
-            if e.stage == Stage::Pending && !e.busy {
+            if e.stage == Stage::Pending && !e.is_appending() {
                 self.wait(id);
             }
         }

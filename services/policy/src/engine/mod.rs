@@ -1,7 +1,7 @@
 //! The engine: one input and one moment go in, actions come out.
 //!
 //! * [`input`] and [`action`]: the types of a step; [`refusal`]: why a request is refused.
-//! * [`ledger`] follows the feed and the policy's own appends.
+//! * [`ledger`] follows the feed, [`appends`] takes the results of the policy's own appends.
 //! * [`bind`] places executions that need a binding: new, pending, refused, lost, or queued behind
 //!   long work.
 //! * [`fill`] serves the queue in order, [`preempt`] preempts running executions, [`victims`]
@@ -21,6 +21,7 @@
 
 mod action;
 mod adopt;
+mod appends;
 mod aside;
 mod beliefs;
 mod bind;
@@ -58,7 +59,7 @@ mod why;
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 
-use fiec_schemas::{ClockReading, Digest, ExecutionId, InstanceId, NodeId, Tenant};
+use fiec_schemas::{ClockReading, Digest, ExecutionId, InstanceId, NodeId, Sequence, Tenant};
 
 use crate::cluster::{Cluster, NodeIx};
 use crate::config::Config;
@@ -360,6 +361,11 @@ impl Policy {
     /// The tenant of a live execution.
     pub fn tenant(&self, id: ExecutionId) -> Option<Tenant> {
         self.cluster.execution(id).map(|e| e.tenant.clone())
+    }
+
+    /// Sequence of the last known message of a live execution.
+    pub fn sequence(&self, id: ExecutionId) -> Option<Sequence> {
+        self.cluster.execution(id).map(|e| e.seq)
     }
 
     /// Number of remembered names that have sent vectors without joining.

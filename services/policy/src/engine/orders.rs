@@ -33,7 +33,7 @@ impl Policy {
                 continue;
             };
             let plain = e.extra.is_none();
-            if e.busy || e.order().is_some() || (plain && in_vain.contains(&e.profile)) {
+            if e.is_appending() || e.order().is_some() || (plain && in_vain.contains(&e.profile)) {
                 continue;
             }
             let profile = e.profile;
@@ -422,7 +422,7 @@ impl Policy {
         to: Option<&NodeId>,
     ) -> Result<(Choice, bool), YieldRefusal> {
         let e = self.cluster.execution(id).ok_or(YieldRefusal::NotLive)?;
-        if e.busy {
+        if e.is_appending() {
             return Err(YieldRefusal::Busy);
         }
         let (from, started) = match e.stage {

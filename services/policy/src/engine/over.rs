@@ -107,7 +107,7 @@ impl Policy {
             let trimmed = self.holds.trimmed.get(&entry.execution);
             let trimmed = trimmed.filter(|t| t.epoch == e.epoch);
             let state = match e.stage {
-                _ if e.busy || e.order().is_some() => State::Firm,
+                _ if e.is_appending() || e.order().is_some() => State::Firm,
                 Stage::Started(..) if trimmed.is_some_and(|t| t.tries < TRIES) => State::Told,
                 _ if trimmed.is_some() || e.was_told(now.mono) => State::Firm,
                 Stage::Pending if own => State::Waits,

@@ -202,7 +202,7 @@ impl Policy {
         let profile = self.cluster.profiles.get(e.profile)?;
         let fresh = self.steps_back_for(now, e).is_some();
         let waits = e.stage == Stage::Pending || is_aside(e) && e.order().is_none();
-        (waits && !e.busy && !fresh).then(|| Contender {
+        (waits && !e.is_appending() && !fresh).then(|| Contender {
             id,
             tenant: waiter.tenant,
             priority: waiter.priority,

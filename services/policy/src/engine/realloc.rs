@@ -221,7 +221,7 @@ impl Policy {
             return false;
         };
         let asks = e.extra.as_ref().is_some_and(|x| x.asks);
-        let (true, Stage::Started(ix, _), false) = (asks, e.stage, e.busy) else {
+        let (true, Stage::Started(ix, _), false) = (asks, e.stage, e.is_appending()) else {
             return false;
         };
         if e.order().is_some() {
@@ -318,7 +318,7 @@ impl Policy {
             let parked = node.holds.iter().copied();
             let parked = parked.filter(|id| {
                 let e = self.cluster.execution(*id);
-                e.is_some_and(|e| e.parked().is_some() && !e.busy && e.order().is_none())
+                e.is_some_and(|e| e.parked().is_some() && !e.is_appending() && e.order().is_none())
             });
             // Longest wait first.
             let mut parked: Vec<_> = parked.collect();

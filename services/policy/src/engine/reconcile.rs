@@ -59,7 +59,8 @@ impl Policy {
                 continue;
             };
             // The answer need not contain executions that started after the question.
-            let judged = e.stage == Stage::Started(ix, instance) && !e.busy && e.since <= asked;
+            let judged =
+                e.stage == Stage::Started(ix, instance) && !e.is_appending() && e.since <= asked;
             if !judged {
                 continue;
             }

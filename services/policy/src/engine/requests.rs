@@ -37,7 +37,7 @@ impl Policy {
             ],
             (RequestKind::Pause, _) => vec![Event::Paused { who }],
         };
-        e.busy = true;
+        e.begin_append();
         let append = Action::Append {
             execution: id,
             tenant: e.tenant.clone(),

@@ -196,11 +196,11 @@ impl Policy {
                     Some(e)
                         if matches!(e.stage, Stage::Paused | Stage::Verifying)
                             && own
-                            && !e.busy =>
+                            && !e.is_appending() =>
                     {
                         table.to_free.insert(*id, now.mono);
                     }
-                    Some(e) if e.stage == Stage::Pending && own && !e.busy => {
+                    Some(e) if e.stage == Stage::Pending && own && !e.is_appending() => {
                         let since = self.holds.unplaced.entry(*id).or_insert(now.mono);
                         // Another execution yields for it, or places are reserved.
                         let asked = self.share.asking.contains_key(id)

@@ -133,7 +133,7 @@ impl Policy {
         let may = profile.reallocation;
         let told = e.was_told(now.mono);
         let willing = if upgrade { may.upgrade } else { may.downgrade };
-        if !willing || !e.computes() || e.busy || e.order().is_some() || told {
+        if !willing || !e.computes() || e.is_appending() || e.order().is_some() || told {
             return None;
         }
         let rhythm = self.share.rhythms.get(&id);

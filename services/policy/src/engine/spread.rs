@@ -340,7 +340,7 @@ impl Policy {
             let Some(e) = self.cluster.execution_mut(part) else {
                 continue;
             };
-            e.busy = true;
+            e.begin_append();
             out.push(Action::Append {
                 execution: part,
                 tenant: e.tenant.clone(),
@@ -358,7 +358,7 @@ impl Policy {
         let e = self.cluster.execution(part).filter(|_| alone);
         e.is_some_and(|e| {
             let waited = now.mono.since(e.since) >= self.config.spread_dwell_ms;
-            e.stage == Stage::Pending && !e.busy && waited
+            e.stage == Stage::Pending && !e.is_appending() && waited
         })
     }
 
@@ -391,7 +391,7 @@ impl Policy {
                 Stage::Started(ix, _) if !lost(ix) => Some(ix),
                 _ => None,
             };
-            if e.busy || self.defers(now, part, self.config.grace_ms) {
+            if e.is_appending() || self.defers(now, part, self.config.grace_ms) {
                 continue;
             }
             match on {
@@ -421,7 +421,7 @@ impl Policy {
                 continue;
             };
             match e.stage {
-                _ if e.busy => {}
+                _ if e.is_appending() => {}
                 Stage::Started(..) if e.order().is_some() => {}
                 Stage::Started(..) => {
                     if !e.was_told(now.mono) && !self.defers(now, id, self.config.order_grace_ms) {
@@ -444,7 +444,7 @@ impl Policy {
         let Some(e) = self.cluster.execution_mut(id) else {
             return;
         };
-        e.busy = true;
+        e.begin_append();
         out.push(Action::Append {
             execution: id,
             tenant: e.tenant.clone(),

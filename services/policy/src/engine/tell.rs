@@ -53,7 +53,7 @@ impl Policy {
                 let at = said.get(&id).map(|(at, _)| *at);
                 let early = at.is_some_and(|at| now.mono.since(at) < AGAIN_MS);
                 let young = now.mono.since(e.since) < MOMENT_MS;
-                (!early && !young && !e.busy && self.is_mine(id)).then_some((at, id))
+                (!early && !young && !e.is_appending() && self.is_mine(id)).then_some((at, id))
             })
             .collect();
         due.sort_unstable();

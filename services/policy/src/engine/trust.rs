@@ -195,7 +195,7 @@ impl Policy {
             return;
         }
         self.stepping.insert(id, now.mono);
-        e.busy = true;
+        e.begin_append();
         // The execution is not bound before the step is in the ledger.
         let tenant = e.tenant.clone();
         if matches!(e.stage, Stage::Pending) {

@@ -110,7 +110,7 @@ impl Policy {
     fn victim(&self, now: Now, id: ExecutionId, node: NodeIx) -> Option<Victim> {
         let e = self.cluster.execution(id)?;
         let free = matches!(e.stage, Stage::Started(..))
-            && !e.busy
+            && !e.is_appending()
             && e.order().is_none()
             && e.parked().is_none()
             && !e.was_told(now.mono);
