@@ -7,13 +7,17 @@ use std::time::{Duration, Instant};
 use crate::stage::{Stage, until};
 use fiec_policy_service::Options;
 use fiec_schemas::messages::ApiReply;
-use fiec_schemas::subjects;
+use fiec_schemas::{HardwareVector, NodeId, Phase, subjects};
+use futures_util::StreamExt as _;
 use futures_util::future::join_all;
+use tokio_util::sync::CancellationToken;
 
 const MESSAGES: usize = 5;
 /// Lines of each message; every second line is invalid. In total, there are more invalid lines than
 /// the queue of outcomes holds, and more valid ones than the queue of acknowledgements.
 const LINES: usize = 2_200;
+/// Executions with thresholds of their own.
+const THRESHOLDS: u32 = 6_000;
 const PATIENCE: Duration = Duration::from_secs(240);
 
 async fn messages_of(stage: &Stage, stream: &str) -> u64 {
@@ -80,4 +84,52 @@ async fn a_flood_goes_on_within_seconds_after_the_broker_was_killed_in_its_middl
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert_eq!(messages_of(&stage, subjects::LEDGER_STREAM).await, lines);
+}
+
+#[tokio::test]
+async fn a_flood_of_vectors_of_one_node_does_not_hide_that_another_one_is_lost() {
+    let stage = Stage::with_nodes(&[]).await;
+    let (_, lives) = stage.add_mute_node("n2").await;
+    let _service = stage.service().await;
+    stage.publish(r#"{"id":"a","program":"synthetic@1"}"#).await;
+    let is_on = async |node: &str| match stage.last("a").await.message.state.phase {
+        Phase::Bound(binding) => binding.node.as_str() == node,
+        _ => false,
+    };
+    until(|| is_on("n2")).await;
+    // Each vector is judged by the thresholds of every one, so it takes the service long.
+    let mut body = String::new();
+    for line in 0..THRESHOLDS {
+        let high = 0.9 + f64::from(line) / 100_000.0;
+        writeln!(
+            body,
+            r#"{{"program":"synthetic@1","requires":{{"memory_bytes":1000000000000000}},"viability":{{"memory":{{"high":{high},"low":0.4,"dwell_ms":900}}}}}}"#
+        )
+        .unwrap();
+    }
+    stage.publish(&body).await;
+    until(|| async { stage.submissions_left().await == 0 }).await;
+    stage.add_node("n1", &["synthetic@1"], 4).await;
+    let client = &stage.broker.client;
+    let subject = subjects::telemetry(&NodeId::new("n1").unwrap());
+    let mut vectors = client.subscribe(subject.clone()).await.unwrap();
+    let vector = vectors.next().await.unwrap().payload;
+    let mut vector: HardwareVector = serde_json::from_slice(&vector).unwrap();
+    drop(vectors);
+    let stop = CancellationToken::new();
+    let _stop = stop.clone().drop_guard();
+    let flooding = client.clone();
+    tokio::spawn(stop.run_until_cancelled_owned(async move {
+        for count in 1_000_000.. {
+            vector.count = count;
+            vector.readings[0].value = Some(if count % 2 == 0 { 0.2 } else { 0.3 });
+            let payload = serde_json::to_vec(&vector).unwrap().into();
+            flooding.publish(subject.clone(), payload).await.unwrap();
+        }
+    }));
+    drop(lives);
+    let began = Instant::now();
+    until(|| is_on("n1")).await;
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(30), "bound anew after {took:?}");
 }

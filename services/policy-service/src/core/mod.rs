@@ -5,6 +5,7 @@ mod news;
 mod perform;
 mod specs;
 mod submission_lines;
+mod ticks;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -14,9 +15,9 @@ use std::time::{Duration, Instant};
 use fiec_broker::ledger::InFlight;
 use fiec_broker::{Tip, Unacknowledged};
 use fiec_policy::{Action, ControlOutcome, Input, LedgerView, Millis, Now, Policy, Ticket};
-use fiec_schemas::messages::{CapsuleBinding, PolicyPresence};
+use fiec_schemas::messages::CapsuleBinding;
 use fiec_schemas::trust::SignedProof;
-use fiec_schemas::{Event, ExecutionId, LedgerMessage, NodeId, Phase, subjects};
+use fiec_schemas::{Event, ExecutionId, LedgerMessage, NodeId, Phase};
 use first_appends::EntrustedBindings;
 pub use first_appends::taken;
 use specs::Specs;
@@ -46,9 +47,6 @@ const TIPS: usize = 4_000;
 /// Origin of the monotonic clock, in ms: one day, so that times before the start can be expressed.
 const ORIGIN_MS: u64 = 86_400_000;
 
-/// Interval of the counts of duties, which read every live execution.
-const COUNT_EVERY: Duration = Duration::from_secs(5);
-
 /// Most bytes of a tip that is kept.
 const TIP_BYTES: usize = 16 * 1024;
 
@@ -71,6 +69,8 @@ pub struct Core {
     actions: Vec<Action>,
     /// Start of the monotonic clock.
     start: Instant,
+    /// When the next tick is due.
+    next_tick: Instant,
     intake: Intake,
     /// Lines that have left the intake and have no ledger yet: at most `options.in_flight`.
     in_flight: usize,
@@ -129,6 +129,7 @@ impl Core {
             metrics,
             actions: Vec::new(),
             start: Instant::now(),
+            next_tick: Instant::now(),
             intake: Intake::default(),
             in_flight: 0,
             later: 0,
@@ -166,11 +167,9 @@ impl Core {
         mut submissions: Receiver<Pulled>,
         stop: CancellationToken,
     ) {
-        let mut tick = tokio::time::interval(self.options.tick);
-        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let (mut some_news, mut some_outcomes) = (Vec::new(), Vec::new());
         loop {
-            let ready = self.has_lines();
+            let (ready, next_tick) = (self.has_lines(), self.next_tick);
             let may_pull = self.is_loaded() && !self.intake.is_crowded();
             tokio::select! {
                 biased;
@@ -178,17 +177,20 @@ impl Core {
                 _ = outcomes.recv_many(&mut some_outcomes, BATCH) => {
                     for outcome in some_outcomes.drain(..) {
                         self.outcome(outcome).await;
+                        self.tick_if_late().await;
                     }
                 }
                 n = news.recv_many(&mut some_news, BATCH) => {
                     if n == 0 {
                         break;
                     }
+                    news::drop_outdated_vectors(&mut some_news);
                     for item in some_news.drain(..) {
                         self.news(item).await;
+                        self.tick_if_late().await;
                     }
                 }
-                _ = tick.tick() => self.tick().await,
+                () = tokio::time::sleep_until(next_tick.into()) => self.tick(false).await,
                 Some(pulled) = submissions.recv(), if may_pull => {
                     self.intake.push(pulled);
                     // All waiting messages are taken at once. Their number is bounded, and the
@@ -427,85 +429,6 @@ impl Core {
         };
         if let Some((answer, promise)) = answer {
             let _ = answer.send(said.map(|()| promise));
-        }
-    }
-
-    async fn tick(&mut self) {
-        let state = self.effects.broker.client.connection_state();
-        let connected = state == async_nats::connection::State::Connected;
-        if connected != self.connected {
-            self.connected = connected;
-            self.step(Input::Connected(connected));
-        }
-        self.step(Input::Tick);
-        // The feed's waiting messages were handled before, so a binding that they show is not
-        // overdue.
-        self.append_overdue_bindings().await;
-        self.fetch_specs();
-        // Drops the answers that nobody waits for any more.
-        self.answers.retain(|_, (answer, _)| !answer.is_closed());
-        if self
-            .spoke
-            .is_none_or(|at| at.elapsed().as_millis() >= 1_000)
-        {
-            self.spoke = Some(Instant::now());
-            // The others would leave work to a service that does not see the ledgers.
-            if self.is_loaded() && self.feed.check().is_ok() {
-                self.say_presence(false).await;
-            }
-            if connected {
-                self.intake.keep_alive().await;
-            }
-            self.show();
-            self.count_duties();
-        }
-    }
-
-    fn show(&self) {
-        let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
-        self.metrics.live_executions.set(number(self.policy.live()));
-        self.metrics
-            .waiting_executions
-            .set(number(self.policy.waiting()));
-        self.metrics
-            .appends_in_flight
-            .set(number(self.in_flight + self.later));
-        self.metrics
-            .open_submissions
-            .set(number(self.intake.open()));
-        self.metrics.replicas.set(number(self.policy.replicas()));
-        self.metrics.nodes.set(self.policy.known_nodes().into());
-        self.metrics.strangers.set(number(self.policy.strangers()));
-    }
-
-    /// Counts who must act next, which reads every live execution, and shows the clocks of the
-    /// nodes.
-    fn count_duties(&mut self) {
-        if self.counted.is_some_and(|at| at.elapsed() < COUNT_EVERY) {
-            return;
-        }
-        self.counted = Some(Instant::now());
-        self.metrics.show_duties(&self.policy.duties(self.now()));
-        self.metrics.show_clocks(self.policy.node_clocks());
-    }
-
-    async fn say_presence(&self, leaving: bool) {
-        let presence = PolicyPresence {
-            id: self.options.id,
-            at: self.effects.broker.now(),
-            leaving,
-        };
-        if !self.connected {
-            return;
-        }
-        if let Ok(payload) = serde_json::to_vec(&presence) {
-            let client = &self.effects.broker.client;
-            if let Err(error) = client
-                .publish(subjects::POLICY_PRESENCE, payload.into())
-                .await
-            {
-                tracing::warn!(%error, "cannot tell the other replicas of this one");
-            }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! News from the broker: ledger messages, reports of nodes, settings of operators.
 
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 use fiec_broker::trust;
@@ -9,6 +10,17 @@ use fiec_schemas::{EventKind, NodeId};
 
 use super::Core;
 use crate::events::News;
+
+/// Drops each vector that a later one of the same node follows: only the last one counts.
+pub(super) fn drop_outdated_vectors(news: &mut Vec<News>) {
+    let mut nodes = HashSet::new();
+    let mut is_last: Vec<bool> = Vec::with_capacity(news.len());
+    is_last.extend(news.iter().rev().map(|item| match item {
+        News::Vector(vector) => nodes.insert(vector.node.clone()),
+        _ => true,
+    }));
+    news.retain(|_| is_last.pop().unwrap_or(true));
+}
 
 impl Core {
     pub(super) async fn news(&mut self, news: News) {

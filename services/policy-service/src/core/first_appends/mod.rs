@@ -27,7 +27,7 @@
 
 mod entrusted_bindings;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use fiec_broker::{AppendError, Draft, Entry, Tip};
@@ -138,10 +138,12 @@ impl Core {
         }
     }
 
-    /// Appends the bindings that their nodes did not append in time.
-    pub(super) async fn append_overdue_bindings(&mut self) {
-        let now = Instant::now();
-        while let Some((line, draft)) = self.entrusted.take_overdue(now) {
+    /// Appends the bindings that their nodes did not append in time, nor in `more_time`.
+    pub(super) async fn append_overdue_bindings(&mut self, more_time: Duration) {
+        let Some(due) = Instant::now().checked_sub(more_time) else {
+            return;
+        };
+        while let Some((line, draft)) = self.entrusted.take_overdue(due) {
             self.metrics.overdue.inc();
             self.append_first_message(line, draft).await;
         }
