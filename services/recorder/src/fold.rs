@@ -4,6 +4,10 @@
 //! Messages are keyed by (execution, ordinal). A message at or below the last known ordinal changes
 //! nothing. A message beyond the next ordinal shows a gap: the gap is recorded, and the cumulative
 //! state of the message bridges it.
+//!
+//! The rows of an execution that has ended never change again for another run under its id. Such a
+//! run begins when a submission is sent again after the ledger has dropped out of the stream. One
+//! gap states it.
 
 mod events;
 mod placements;
@@ -19,7 +23,7 @@ use fiec_schemas::{
 use indexmap::IndexMap;
 
 use self::rewind::{epoch_before, is_healed};
-pub use crate::known::{Known, Message, Tracked};
+pub use crate::known::{EndedRun, Known, Message, Tracked};
 use crate::rows::{EventColumns, ExecutionRow, MissingRow, Rows};
 
 /// An execution of which the batch has messages.
@@ -86,6 +90,22 @@ fn fold_message(
     if is_repeated {
         return;
     }
+    // The broker may have lost the end of the same run: then that run goes on, and is recorded.
+    if let Some(ended) = &mut tracked.ended
+        && ended.submitted_at != state.submitted_at
+    {
+        if !std::mem::replace(&mut ended.is_followed, true) {
+            rows.missing.push(MissingRow {
+                execution: state.execution,
+                first_missing: 1,
+                last_missing: state.ordinal,
+                seq,
+                reason: "a second run under the id of an execution that had ended",
+                at: stored_at,
+            });
+        }
+        return;
+    }
     let execution = executions.entry(state.execution);
     let execution = execution.or_insert_with(|| Folded {
         is_new: !is_recorded && state.ordinal == 1,
@@ -109,6 +129,8 @@ fn fold_message(
     step.tracked.seq = seq;
     step.tracked.digest = Some(digest);
     step.tracked.stored_at = stored_at;
+    let has_ended = state.phase.is_terminal();
+    step.tracked.ended = has_ended.then(|| EndedRun::new(state.submitted_at));
     let is_handover = is_handover(&events);
     for event in events {
         step.record(event, is_handover);

@@ -30,6 +30,8 @@ pub struct Tracked {
     pub digest: Option<Digest>,
     /// When the broker stored it.
     pub stored_at: Timestamp,
+    /// The recorded run, if it has ended.
+    pub ended: Option<EndedRun>,
     /// Epoch of its last binding.
     pub epoch: Epoch,
     /// Node of its last binding.
@@ -40,6 +42,25 @@ pub struct Tracked {
     pub yielded_at: Option<Timestamp>,
     /// When its last capsule ended, if that is known.
     pub computed_until: Option<Timestamp>,
+}
+
+/// A recorded run that has ended: no message of another run changes its rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EndedRun {
+    /// When it was submitted. Another run under the same id was submitted at another time.
+    pub submitted_at: Timestamp,
+    /// True if a gap states another run.
+    pub is_followed: bool,
+}
+
+impl EndedRun {
+    /// A run without another one behind it.
+    pub fn new(submitted_at: Timestamp) -> Self {
+        Self {
+            submitted_at,
+            is_followed: false,
+        }
+    }
 }
 
 /// The tracked state of live executions: a cache of the table.

@@ -194,6 +194,23 @@ pub fn short_ledgers(
 /// # Errors
 /// When it is not, or a row exists already.
 pub async fn project(pool: &PgPool, items: Vec<FeedItem>) -> Result<Measured> {
+    project_until(pool, items, 0).await
+}
+
+/// The same, but looks up each execution first, as the recorder does after it found new rows in the
+/// tables already.
+///
+/// # Errors
+/// When the first message is not the next one after the checkpoint.
+pub async fn project_carefully(pool: &PgPool, items: Vec<FeedItem>) -> Result<Measured> {
+    project_until(pool, items, Sequence::MAX).await
+}
+
+async fn project_until(
+    pool: &PgPool,
+    items: Vec<FeedItem>,
+    careful_until: Sequence,
+) -> Result<Measured> {
     let shared = Shared {
         pool: pool.clone(),
         metrics: Metrics::default(),
@@ -206,7 +223,7 @@ pub async fn project(pool: &PgPool, items: Vec<FeedItem>) -> Result<Measured> {
     let messages = items.len();
     let began = Instant::now();
     let feed = futures_util::stream::iter(items.into_iter().map(Ok));
-    match pump(feed, from, 0, &shared).await? {
+    match pump(feed, from, careful_until, &shared).await? {
         Ended::Feed => {}
         ended => {
             return Err(RecorderError::NotFound(format!(

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{RecorderError, Result};
-use crate::fold::{Known, Message, Tracked, fold};
+use crate::fold::{EndedRun, Known, Message, Tracked, fold};
 use crate::lost::{self, Mark, Marked};
 use crate::metrics::{Health, Metrics, Part};
 use crate::mirror::Mirror;
@@ -372,7 +372,8 @@ fn account(batch: &Prepared, began: Instant, shared: &Shared) {
 async fn look_up(pool: &PgPool, ids: &[ExecutionId]) -> sqlx::Result<Vec<(ExecutionId, Tracked)>> {
     let rows = sqlx::query(
         "SELECT id, ordinal, seq, digest, recorded_at, epoch, node, \
-         phase IN ('bound', 'started') AS open, yielded_at, computed_until \
+         phase IN ('bound', 'started') AS open, yielded_at, computed_until, \
+         CASE WHEN finished_at IS NOT NULL THEN submitted_at END AS ended_run \
          FROM executions WHERE id = ANY($1)",
     )
     .bind(argument(&ids.to_vec()))
@@ -385,6 +386,7 @@ async fn look_up(pool: &PgPool, ids: &[ExecutionId]) -> sqlx::Result<Vec<(Execut
             seq: read::count(row, "seq")?,
             digest: read::digest(row, "digest")?,
             stored_at: row.try_get::<PgTime, _>("recorded_at")?.0,
+            ended: read::time(row, "ended_run")?.map(EndedRun::new),
             epoch: read::count(row, "epoch")?,
             node: node.and_then(|node| node.parse().ok()),
             open: row.try_get("open")?,

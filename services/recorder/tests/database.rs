@@ -3,7 +3,9 @@ use std::sync::{Arc, LazyLock};
 
 use crate::support::{database, number, words};
 use fiec_broker::feed::FeedItem;
-use fiec_recorder::lab_support::{LedgerWriter, clear, plain_copy, project, short_ledgers};
+use fiec_recorder::lab_support::{
+    LedgerWriter, clear, plain_copy, project, project_carefully, short_ledgers,
+};
 use fiec_recorder::missing::{self, LedgerEnd};
 use fiec_schemas::event::Decision;
 use fiec_schemas::event::Evidence;
@@ -428,4 +430,79 @@ async fn the_epoch_of_a_void_binding_is_given_out_again() {
         assert_eq!(words(&db.pool, moves).await, "a c");
         clear(&db.pool).await.unwrap();
     }
+}
+
+/// The whole life of an execution in two messages.
+fn life(id: ExecutionId, submitted: Timestamp, node: &str, first: u64) -> Vec<FeedItem> {
+    let submission = Arc::new(Submission::parse(br#"{"program":"synthetic@1"}"#).unwrap());
+    let tenant = Tenant::new("lab").unwrap();
+    let mut w = LedgerWriter::new(tenant, id, submission, submitted);
+    let instance = InstanceId::random();
+    let begin = vec![Event::Submitted, bound(1, node, instance, Cause::Initial)];
+    let end = vec![
+        Event::Started {
+            epoch: 1,
+            computing_since: submitted,
+        },
+        Event::Completed {
+            result: serde_json::json!({ "by": node }),
+            object: None,
+            computed_until: submitted,
+            capsules: 1,
+            outputs: Vec::new(),
+            energy: None,
+        },
+    ];
+    let author = format!("worker/{node}/{instance}");
+    vec![
+        w.append(begin, "policy/p", submitted, first).unwrap(),
+        w.append(end, &author, submitted, first + 1).unwrap(),
+    ]
+}
+
+#[tokio::test]
+async fn the_rows_of_an_ended_execution_stay_when_its_id_begins_anew() {
+    let db = database().await;
+    for at_once in [true, false] {
+        let id = ExecutionId(uuid::Uuid::now_v7());
+        let once = life(id, at(0), "a", 1);
+        let again = life(id, at(60_000), "b", 3);
+        if at_once {
+            let both = once.into_iter().chain(again).collect();
+            project(&db.pool, both).await.unwrap();
+        } else {
+            project(&db.pool, once).await.unwrap();
+            for item in again {
+                project_carefully(&db.pool, vec![item]).await.unwrap();
+            }
+        }
+        let lost = number(&db.pool, "SELECT count(*) FROM lost_rows").await;
+        assert_eq!(lost, 0, "rows of the first run were moved away");
+        let row = "SELECT concat_ws(' ', phase, result ->> 'by', node, ordinal, \
+                   finished_at = submitted_at) FROM executions";
+        assert_eq!(words(&db.pool, row).await, "completed a a 2 t", "{at_once}");
+        let nodes = "SELECT string_agg(node, ', ') FROM placements";
+        assert_eq!(words(&db.pool, nodes).await, "a");
+        let stated = "SELECT string_agg(first_missing || ' ' || reason, ', ') FROM ledger_gaps";
+        assert_eq!(
+            words(&db.pool, stated).await,
+            "1 a second run under the id of an execution that had ended"
+        );
+        clear(&db.pool).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn an_end_that_the_broker_lost_is_withdrawn_when_the_same_run_goes_on() {
+    let db = database().await;
+    let id = ExecutionId(uuid::Uuid::now_v7());
+    project(&db.pool, life(id, at(0), "a", 1)).await.unwrap();
+    // The same submission was delivered again: its time is the same.
+    let mut again = life(id, at(0), "b", 3);
+    for item in &mut again {
+        item.stored_at = at(60_000);
+    }
+    project_carefully(&db.pool, again).await.unwrap();
+    let row = "SELECT concat_ws(' ', phase, result ->> 'by', node) FROM executions";
+    assert_eq!(words(&db.pool, row).await, "completed b b");
 }
