@@ -28,6 +28,8 @@ pub struct Upkeep {
 struct Found {
     missing: Option<String>,
     refused: Option<String>,
+    /// The ledger stream has all messages since its first one.
+    has_all_ledgers: bool,
 }
 
 impl Upkeep {
@@ -54,16 +56,27 @@ impl Upkeep {
         self.found().refused.clone().map_or(Ok(()), Err)
     }
 
+    /// True if the ledger stream may have dropped whole ledgers, by age or by a purge: its first
+    /// message is not its first one ever, or that is not known yet.
+    pub fn may_have_dropped_ledgers(&self) -> bool {
+        !self.found().has_all_ledgers
+    }
+
     /// Checks every two seconds, forever. `who` names the kind of service. The probes of one kind
     /// replace each other.
     pub async fn keep(self, broker: Broker, who: &'static str) {
         loop {
-            let missing = within(complete(&broker)).await;
+            let mut has_all_ledgers = false;
+            let missing = within(complete(&broker, &mut has_all_ledgers)).await;
             let refused = within(probe(&broker, who)).await;
             let is_news = {
                 let mut found = self.found();
                 let news = [&missing, &refused] != [&found.missing, &found.refused];
-                *found = Found { missing, refused };
+                *found = Found {
+                    missing,
+                    refused,
+                    has_all_ledgers,
+                };
                 news
             };
             match self.check() {
@@ -97,8 +110,9 @@ fn is_replaceable(config: &Config) -> bool {
     config.storage == StorageType::Memory || config.name == subjects::PROBE_STREAM
 }
 
-/// Creates missing replaceable streams, and names the other missing ones.
-async fn complete(broker: &Broker) -> Result<(), String> {
+/// Creates missing replaceable streams, and names the other missing ones. Sets `has_all_ledgers` if
+/// the first sequence of the ledger stream has never moved.
+async fn complete(broker: &Broker, has_all_ledgers: &mut bool) -> Result<(), String> {
     let words = |error: BrokerError| error.to_string();
     let names = broker.js.stream_names().try_collect();
     let names: BTreeSet<String> = names
@@ -112,6 +126,7 @@ async fn complete(broker: &Broker) -> Result<(), String> {
             let ledger = ledger
                 .map_err(BrokerError::operation("look at the ledger stream"))
                 .map_err(words)?;
+            *has_all_ledgers = ledger.cached_info().state.first_sequence <= 1;
             Some(ledger.cached_info().config.clone())
         }
     };

@@ -53,6 +53,8 @@ pub fn all() -> Vec<(&'static str, Value)> {
         ),
         ("restore-request", schema::<messages::RestoreRequest>()),
         ("restore-reply", schema::<messages::RestoreReply>()),
+        ("recorded-request", schema::<messages::RecordedRequest>()),
+        ("recorded-reply", schema::<messages::RecordedReply>()),
         ("policy-presence", schema::<messages::PolicyPresence>()),
         ("log-line", schema::<messages::LogLine>()),
         ("manifest", schema::<package::Manifest>()),

@@ -217,6 +217,10 @@ pub const RECORDER_CHECKPOINT: &str = "fiec.recorder.checkpoint";
 /// [`crate::messages::RestoreRequest`]. The answer is a [`crate::messages::RestoreReply`].
 pub const RECORDER_RESTORE: &str = "fiec.recorder.restore";
 
+/// A question to a recorder about executions in PostgreSQL: a
+/// [`crate::messages::RecordedRequest`]. The answer is a [`crate::messages::RecordedReply`].
+pub const RECORDER_RECORDED: &str = "fiec.recorder.recorded";
+
 /// KV key of a node's descriptor in [`NODES_BUCKET`].
 pub fn node_key(node: &NodeId) -> String {
     format!("node.{node}")

@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::envelope::NodeEnvelopes;
+use crate::event::PhaseKind;
 use crate::hardware::NodeDescriptor;
 use crate::ids::{
     BoundaryIndex, Digest, Epoch, ExecutionId, InstanceId, NodeId, Sequence, Tenant, Timestamp,
@@ -193,6 +194,41 @@ pub struct RestoreReply {
     /// Why there is no copy. Absent if the state was restored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+}
+
+/// A policy service's question whether PostgreSQL has executions, on `fiec.recorder.recorded`. Their
+/// ledgers may have dropped out of the stream.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct RecordedRequest {
+    /// The executions; at most [`RecordedRequest::MOST`].
+    pub executions: Vec<ExecutionId>,
+}
+
+impl RecordedRequest {
+    /// Most executions of one request.
+    pub const MOST: usize = 500;
+}
+
+/// The answer to a [`RecordedRequest`].
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct RecordedReply {
+    /// Those of the executions that PostgreSQL has.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub recorded: Vec<Recorded>,
+    /// Why PostgreSQL could not be asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// An execution in PostgreSQL.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Recorded {
+    /// Its id.
+    pub execution: ExecutionId,
+    /// Its last recorded phase.
+    pub phase: PhaseKind,
+    /// Digest of its canonical submission.
+    pub submission: Digest,
 }
 
 /// A policy service's presence, on `fiec.policy.presence`, once a second.

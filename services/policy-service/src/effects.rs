@@ -16,6 +16,7 @@ use tokio::sync::Semaphore;
 use tokio::sync::mpsc::Sender;
 
 use crate::events::{Later, NoSpec, Outcome};
+use crate::history::History;
 use crate::intake::{Cursor, Line};
 use crate::programs::Programs;
 use crate::reading::Reader;
@@ -44,6 +45,8 @@ pub struct Effects {
     pub programs: Programs,
     /// The broker's health.
     pub upkeep: Upkeep,
+    /// Executions whose ledgers have dropped out of the stream.
+    pub history: History,
     /// Limits the number of readers of the queue of submissions.
     pub looking: Arc<Semaphore>,
     /// Reads messages that are checked as a whole.
@@ -276,6 +279,17 @@ impl Effects {
             tokio::time::sleep(Duration::from_millis(25)).await;
         }
         self.tell(Outcome::Existing(line, found)).await;
+    }
+
+    /// Looks up whether the execution of a line without a ledger has ended long ago.
+    pub async fn look_up_end(self, line: Box<Line>) {
+        let there = self.ledger.last(&line.tip.state.tenant, line.execution());
+        let ended = match there.await {
+            Ok(None) => self.history.ended(line.execution()).await,
+            // The first append meets the ledger, or the broker's trouble.
+            Ok(Some(_)) | Err(_) => None,
+        };
+        self.tell(Outcome::LookedUpEnd(line, ended)).await;
     }
 
     /// Looks up the program of a line if the table of programs does not have it.

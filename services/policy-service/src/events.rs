@@ -12,8 +12,8 @@ use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::surroundings::Offers;
 use fiec_schemas::trust::{Quarantine, SignedProof, SignedVerdict, Verdict, VerifiedUpTo};
 use fiec_schemas::{
-    Event, ExecutionId, HardwareVector, InstanceId, LineError, NodeDescriptor, NodeFlags, NodeId,
-    Sequence, Submission, Tenant,
+    Digest, Event, ExecutionId, HardwareVector, InstanceId, LineError, NodeDescriptor, NodeFlags,
+    NodeId, Sequence, Submission, Tenant,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -65,6 +65,8 @@ pub enum Outcome {
     Large(Box<Line>, Result<(), String>),
     /// Whether a line's program is registered.
     Program(Box<Line>, Result<bool, String>),
+    /// The submission's digest, if the execution of a line has ended and its ledger is gone.
+    LookedUpEnd(Box<Line>, Option<Digest>),
     /// A message was checked as a whole.
     Vetted(Box<Cursor>, Result<RefusedLines, Refusal>),
     /// Result of a later append.

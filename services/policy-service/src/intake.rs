@@ -78,6 +78,8 @@ pub enum Check {
     Program,
     /// Store the submission in `FIEC_DATA` if it is too large for a ledger message.
     Size,
+    /// Look up whether a client's id has ended and its ledger is gone.
+    Ended,
     /// Make its first append.
     Ledger,
 }

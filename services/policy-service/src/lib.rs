@@ -25,6 +25,7 @@ mod dependencies;
 mod effects;
 mod error;
 mod events;
+mod history;
 mod intake;
 mod metrics;
 mod options;

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::core::Core;
 use crate::effects::Effects;
+use crate::history::History;
 use crate::metrics::Metrics;
 use crate::programs::Programs;
 use crate::pulling::Intake;
@@ -162,6 +163,7 @@ impl Life {
         let (firsts, firsts_rx) = mpsc::channel(in_flight);
         let (published, published_rx) = mpsc::channel(UNACKNOWLEDGED);
         let ledger = Ledger::new(&broker);
+        let (history, asking) = History::new(broker.clone(), upkeep.clone());
         let effects = Effects {
             broker: broker.clone(),
             ledger: ledger.clone(),
@@ -169,6 +171,7 @@ impl Life {
             author: author::of_policy(options.id),
             programs: Programs::new(&broker),
             upkeep: upkeep.clone(),
+            history,
             looking: Arc::new(Semaphore::new(LOOKING)),
             reader: Reader::default(),
         };
@@ -188,6 +191,12 @@ impl Life {
         tasks.spawn(async move {
             ("upkeep", {
                 upkeep.keep(b, "policy").await;
+                Ok(())
+            })
+        });
+        tasks.spawn(async move {
+            ("history", {
+                asking.await;
                 Ok(())
             })
         });

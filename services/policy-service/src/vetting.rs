@@ -126,13 +126,8 @@ impl Effects {
                 Some((line, id, element.digest))
             })
             .collect();
-        let there = self
-            .last_of(tenant, named.iter().map(|(_, id, _)| *id))
-            .await?;
-        let mut digests: HashMap<_, _> = there
-            .into_iter()
-            .map(|(id, entry)| (id, entry.message.state.submission))
-            .collect();
+        let ids = named.iter().map(|(_, id, _)| *id);
+        let mut digests = self.submissions_of(tenant, ids).await?;
         for (line, id, digest) in named {
             let known = *digests.entry(id).or_insert(digest);
             if known != digest {
@@ -156,6 +151,28 @@ impl Effects {
             let state = entry.message.state;
             state.submitted_at == stamp && named.get(&id) == Some(&state.submission)
         }))
+    }
+
+    /// The submissions of those executions that exist, or have ended long ago.
+    pub async fn submissions_of(
+        &self,
+        tenant: &Tenant,
+        ids: impl IntoIterator<Item = ExecutionId>,
+    ) -> Result<HashMap<ExecutionId, Digest>, Refusal> {
+        let ids: Vec<_> = ids.into_iter().collect();
+        stream::iter(ids)
+            .map(|id| async move {
+                let last = self.ledger.last(tenant, id).await?;
+                let digest = match last {
+                    Some(entry) => Some(entry.message.state.submission),
+                    None => self.history.ended(id).await,
+                };
+                Ok::<_, Refusal>(digest.map(|digest| (id, digest)))
+            })
+            .buffer_unordered(LOOK_UPS)
+            .try_filter_map(|found| async move { Ok(found) })
+            .try_collect()
+            .await
     }
 
     /// The last message of each of these ledgers that exists.

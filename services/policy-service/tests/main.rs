@@ -11,6 +11,7 @@ mod bounds;
 mod entrusted;
 mod flood;
 mod health;
+mod history;
 mod offers;
 mod parts;
 mod reservations;

@@ -24,7 +24,7 @@ use crate::metrics::{Health, Metrics, Part};
 use crate::mirror::{self, Mirror};
 use crate::rows::day_of;
 use crate::standstill::Standstill;
-use crate::{records, restore, telemetry, unnamed_chunks};
+use crate::{recorded, records, restore, telemetry, unnamed_chunks};
 
 /// How a recorder works.
 #[derive(Debug, Clone)]
@@ -173,6 +173,11 @@ impl Recorder {
         let (grace, dry) = (options.collection.chunk_grace, options.collection.dry_run);
         tasks.spawn(async move {
             unnamed_chunks::run(broker, sweeping, grace, dry).await;
+            Ok(())
+        });
+        let (broker, looking_up) = (self.broker.clone(), shared.clone());
+        tasks.spawn(async move {
+            recorded::run(broker, looking_up).await;
             Ok(())
         });
         let (broker, collecting) = (self.broker.clone(), shared.clone());

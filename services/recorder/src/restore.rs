@@ -1,15 +1,13 @@
 //! Gives workers PostgreSQL's copy of a state that the broker has lost.
 
-use std::time::Duration;
-
 use fiec_broker::{Broker, store};
 use fiec_schemas::Digest;
 use fiec_schemas::messages::{RestoreReply, RestoreRequest};
 use fiec_schemas::subjects;
-use futures_util::StreamExt;
 use sqlx::PgPool;
 
-use crate::ledger::{Shared, pause};
+use crate::ledger::Shared;
+use crate::requests;
 use crate::table::argument;
 
 /// Most restores at once; each holds a whole state in memory.
@@ -17,36 +15,16 @@ const AT_ONCE: usize = 2;
 
 /// Answers until the recorder stops.
 pub(crate) async fn run(broker: Broker, shared: Shared) {
-    while !shared.stop.is_cancelled() {
-        let subject = subjects::RECORDER_RESTORE;
-        let queue = "recorder".to_owned();
-        match broker.client.queue_subscribe(subject, queue).await {
-            Ok(requests) => {
-                let answers = requests.for_each_concurrent(AT_ONCE, |request| {
-                    let (broker, shared) = (&broker, &shared);
-                    async move {
-                        let Some(to) = request.reply else { return };
-                        let error = restore(broker, &shared.pool, &request.payload).await.err();
-                        if let Some(error) = &error {
-                            tracing::warn!(error, "a state was not restored");
-                        }
-                        let Ok(reply) = serde_json::to_vec(&RestoreReply { error }) else {
-                            return;
-                        };
-                        if let Err(error) = broker.client.publish(to, reply.into()).await {
-                            tracing::debug!(%error, "a worker was not answered");
-                        }
-                    }
-                });
-                tokio::select! {
-                    () = answers => {}
-                    () = shared.stop.cancelled() => return,
-                }
-            }
-            Err(error) => tracing::warn!(%error, "cannot listen to workers; trying again"),
+    let asked = (subjects::RECORDER_RESTORE, AT_ONCE);
+    let (broker, shared) = (&broker, &shared);
+    requests::answer(broker, shared, asked, |payload| async move {
+        let error = restore(broker, &shared.pool, &payload).await.err();
+        if let Some(error) = &error {
+            tracing::warn!(error, "a state was not restored");
         }
-        pause(&shared.stop, Duration::from_secs(1)).await;
-    }
+        RestoreReply { error }
+    })
+    .await;
 }
 
 async fn restore(broker: &Broker, pool: &PgPool, payload: &[u8]) -> Result<(), String> {

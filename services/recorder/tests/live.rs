@@ -10,10 +10,10 @@ use fiec_broker::{Broker, ConnectOptions};
 use fiec_dev_servers::{DevServers, NoProgress, Options};
 use fiec_recorder::lab_support::{LedgerWriter, short_ledgers};
 use fiec_recorder::{Recorder, RecorderOptions};
-use fiec_schemas::messages::{NodeEventKind, Record};
+use fiec_schemas::messages::{NodeEventKind, Record, RecordedReply, RecordedRequest};
 use fiec_schemas::{
     BoundaryEvent, Cause, Digest, Event, ExecutionId, HardwareVector, InstanceId, LineError,
-    Reading, Signal, Submission, Tenant, Timestamp, subjects,
+    PhaseKind, Reading, Signal, Submission, Tenant, Timestamp, subjects,
 };
 use futures_util::StreamExt as _;
 use sqlx::{AssertSqlSafe, PgPool, Postgres, Transaction};
@@ -730,6 +730,41 @@ async fn another_record_at_the_checkpoint_is_noticed_once() {
     record(&broker, &[rejection()]).await;
     let (stop, recorder) = start(&broker, &pool);
     until(&pool, checkpoint, 2).await;
+    stop.cancel();
+    recorder.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_policy_service_learns_which_executions_are_recorded_and_how_they_stand() {
+    let (_servers, broker, pool) = servers().await;
+    let items = short_ledgers(2, 1).unwrap();
+    // Both are bound; the first one completes.
+    for item in &items[..3] {
+        publish(&broker, item, Bytes::new()).await;
+    }
+    let (stop, recorder) = start(&broker, &pool);
+    let seq = "SELECT seq FROM recorder_checkpoint WHERE stream = 'FIEC_LEDGER'";
+    until(&pool, seq, 3).await;
+    let unknown = ExecutionId(uuid::Uuid::now_v7());
+    let (first, second) = (items[0].execution, items[1].execution);
+    let request = RecordedRequest {
+        executions: vec![first, second, unknown],
+    };
+    let body = serde_json::to_vec(&request).unwrap();
+    let asked = broker
+        .client
+        .request(subjects::RECORDER_RECORDED, body.into());
+    let reply: RecordedReply = serde_json::from_slice(&asked.await.unwrap().payload).unwrap();
+    assert_eq!(reply.error, None);
+    let phase = |id| {
+        let found = reply.recorded.iter().find(|r| r.execution == id);
+        found.map(|r| r.phase)
+    };
+    assert_eq!(phase(first), Some(PhaseKind::Completed));
+    assert_eq!(phase(second), Some(PhaseKind::Bound));
+    assert_eq!(phase(unknown), None);
+    let digest = items[0].message().unwrap().state.submission;
+    assert!(reply.recorded.iter().all(|r| r.submission == digest));
     stop.cancel();
     recorder.await.unwrap().unwrap();
 }

@@ -103,11 +103,9 @@ impl Api {
     ) -> Answered<HashMap<ExecutionId, (Digest, u32)>> {
         let all = good.iter().flat_map(|v| &v.elements);
         let ids = all.filter_map(|e| Some(ExecutionId::from_client(tenant, e.id.as_ref()?)));
-        let there = self.effects.last_of(tenant, ids).await?;
-        let mut known: HashMap<_, _> = there
-            .into_iter()
-            .map(|(id, entry)| (id, (entry.message.state.submission, 0)))
-            .collect();
+        let there = self.effects.submissions_of(tenant, ids).await?;
+        let known = there.into_iter().map(|(id, digest)| (id, (digest, 0)));
+        let mut known: HashMap<_, _> = known.collect();
         for vetted in good {
             for element in &vetted.elements {
                 let Some(client) = &element.id else { continue };

@@ -4,9 +4,9 @@
 use std::time::{Duration, Instant};
 
 use fiec_policy::{Input, NewExecution, Submitted};
-use fiec_schemas::{LineError, package};
+use fiec_schemas::{Digest, LineError, package};
 
-use super::Core;
+use super::{Core, taken};
 use crate::intake::{Check, Line, Next, excerpt};
 
 /// Lines taken in before other news is handled.
@@ -94,6 +94,14 @@ impl Core {
         if line.check == Check::Size && line.tip.state.spec.is_none() {
             tokio::spawn(self.effects.clone().store_large(line));
             return true;
+        }
+        if matches!(line.check, Check::Size | Check::Ended) {
+            line.check = Check::Ledger;
+            let is_named = line.spec.id.is_some() && !self.policy.knows(line.execution());
+            if is_named && self.effects.history.may_know_more() {
+                tokio::spawn(self.effects.clone().look_up_end(line));
+                return true;
+            }
         }
         if self.policy.knows(line.execution()) {
             tokio::spawn(self.effects.clone().existing(line));
@@ -200,10 +208,26 @@ impl Core {
         }
     }
 
+    /// Takes the result of looking for an end in the history. The same submission is accepted,
+    /// another one is refused, as if the ledger was still there.
+    pub(super) async fn settle_end(&mut self, line: Box<Line>, ended: Option<Digest>) {
+        match ended {
+            None => self.resume_line(line, Check::Ledger),
+            Some(digest) if digest == line.tip.state.submission => {
+                self.metrics.repeated.inc();
+                self.accept_line(&line).await;
+            }
+            Some(digest) => {
+                let reason = taken(line.execution(), &digest.short());
+                self.refuse_line(&line, "id", reason);
+            }
+        }
+    }
+
     /// Takes the result of storing a large submission.
     pub(super) async fn settle_large(&mut self, line: Box<Line>, stored: Result<(), String>) {
         match stored {
-            Ok(()) => self.resume_line(line, Check::Ledger),
+            Ok(()) => self.resume_line(line, Check::Ended),
             Err(error) => {
                 tracing::warn!(execution = %line.execution(), error, "a large submission could not be stored; it is delivered again");
                 self.retry_line(&line).await;
