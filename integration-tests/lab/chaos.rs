@@ -16,7 +16,15 @@ async fn a_minute_of(seed: u64) {
     let mut command = Command::new(BINARY);
     let seed = seed.to_string();
     command
-        .args(["chaos", "--seed", &seed, "--minutes", "1", "--data-dir", &data])
+        .args([
+            "chaos",
+            "--seed",
+            &seed,
+            "--minutes",
+            "1",
+            "--data-dir",
+            &data,
+        ])
         .env_remove("FIEC_LOG")
         .kill_on_drop(true);
     let ran = timeout(PATIENCE, command.output()).await;
