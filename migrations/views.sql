@@ -74,6 +74,10 @@ SELECT e.id                                             AS execution,
        e.spec -> 'labels'                               AS labels,
        e.batch_id                                       AS batch,
        e.batch_line,
+       -- Age of the work that no commit holds: what the loss of its node would take.
+       CASE WHEN e.phase = 'started' THEN
+           now() - greatest(e.computed_until, e.bound_at)
+       END                                              AS uncommitted,
        e.requested,
        e.requested_by,
        e.result,

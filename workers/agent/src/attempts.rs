@@ -249,6 +249,7 @@ impl Runner {
         if let Some(live) = self.shared.live().get_mut(&self.tip.state.execution) {
             live.begun = true;
         }
+        self.computes_uncommitted(true);
     }
 
     /// Handles a child that died before it had the program.

@@ -10,6 +10,7 @@ use fiec_schemas::hardware::RunningProgress;
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::{Cause, Digest, Epoch, ExecutionId, Sequence, Signal, Threshold};
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 
 use crate::entrusted_bindings::EntrustedBinding;
 use crate::replies::Reply;
@@ -127,6 +128,8 @@ pub struct Live {
     pub progress: Arc<Mutex<RunningProgress>>,
     /// Whether a child has started to compute it.
     pub begun: bool,
+    /// Start of the work that no commit holds. None while it does not compute.
+    pub uncommitted: Option<Instant>,
     /// Confirms a speculation.
     pub confirm: Option<oneshot::Sender<Stored>>,
     /// Its own threshold of M, if it has one.
@@ -155,6 +158,7 @@ impl Live {
             control,
             progress: Arc::new(Mutex::new(progress)),
             begun: false,
+            uncommitted: None,
             confirm,
             memory: Self::memory_threshold(state),
         };

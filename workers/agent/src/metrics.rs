@@ -50,6 +50,8 @@ figures! {
         taken_back: Counter,
         /// Executions that compute.
         running: Gauge,
+        /// Age in seconds of the oldest work here that no commit holds.
+        uncommitted_seconds: Gauge,
         /// Bindings that wait for a slot.
         queued: Gauge,
         /// Times that an execution was parked.

@@ -233,6 +233,7 @@ impl Runner {
         if let Some(slot) = &mut self.slot {
             parked.lease = slot.device.take();
         }
+        self.computes_uncommitted(false);
         self.slot = None;
         self.wait = None;
         self.silence = None;
@@ -277,6 +278,7 @@ impl Runner {
             }
         };
         self.parked = None;
+        self.computes_uncommitted(true);
         let computing_since = self.shared.broker.now();
         tracing::info!(reason, "goes on where it was parked");
         let mut events = vec![Event::Unparked {

@@ -352,6 +352,7 @@ impl Runner {
                 bytes,
                 state,
             } => {
+                self.computes_uncommitted(true);
                 self.shared.metrics.commits.inc();
                 self.shared.metrics.commit_bytes.inc_by(bytes);
                 self.last = state;
@@ -367,6 +368,13 @@ impl Runner {
                 handover::confirm(&self.shared, &to, self.epoch + 1, &self.tip).await;
             }
             After::Keep(_) => {}
+        }
+    }
+
+    /// Notes that all work so far is committed, and whether the program goes on.
+    pub(crate) fn computes_uncommitted(&self, goes_on: bool) {
+        if let Some(live) = self.shared.live().get_mut(&self.tip.state.execution) {
+            live.uncommitted = (goes_on && !self.is_parked()).then(Instant::now);
         }
     }
 

@@ -563,6 +563,13 @@ impl Shared {
             .collect()
     }
 
+    /// Age of the oldest work here that no commit holds.
+    pub fn oldest_uncommitted(&self) -> std::time::Duration {
+        let live = self.live();
+        let since = live.values().filter_map(|live| live.uncommitted);
+        since.min().map(|at| at.elapsed()).unwrap_or_default()
+    }
+
     /// Answers a control request, if its sender waits for an answer.
     pub async fn answer(&self, to: Reply, taken: Result<(), NotTaken>) {
         self.send_reply(to, &self.reply(taken)).await;

@@ -232,6 +232,11 @@ async fn send(shared: &Shared, count: u64, now: Timestamp, readings: &[Reading],
         Err(error) => tracing::debug!(%error, "cannot publish telemetry"),
     }
     shared.metrics.running.set(shared.running().into());
+    let oldest = i64::try_from(shared.oldest_uncommitted().as_secs());
+    shared
+        .metrics
+        .uncommitted_seconds
+        .set(oldest.unwrap_or(i64::MAX));
     shared.metrics.queued.set(shared.queued() as i64);
     shared.metrics.hardware.set(vector.readings);
 }

@@ -91,6 +91,7 @@ pub async fn run(args: LsArgs, global: &Global) -> anyhow::Result<Outcome> {
             "coalesce(e.client_id, e.execution::text) AS id, e.tenant, e.program, e.phase, e.node, \
              coalesce(x.capsules, e.boundary) AS boundary, e.boundaries_in_all AS of, \
              e.submitted_at::timestamp(0) AS submitted, date_trunc('seconds', e.age) AS age, \
+             date_trunc('seconds', e.uncommitted) AS uncommitted, \
              e.rebindings AS moves, left(e.failure, 60) AS failure"
         }
     };
