@@ -77,6 +77,38 @@ pub async fn bounds_of(broker: &Broker, stream: &str) -> Result<(Sequence, Seque
     Ok((state.first_sequence, state.last_sequence))
 }
 
+/// Sequence of a stream's first message that was stored at this moment or later.
+///
+/// # Errors
+/// When the broker does not answer.
+pub async fn first_since(
+    broker: &Broker,
+    stream: &str,
+    at: Timestamp,
+) -> Result<Option<Sequence>, BrokerError> {
+    const WHAT: &str = "look for what a stream has stored since";
+    let nanos = i128::from(at.micros()) * 1_000;
+    let start_time = time::OffsetDateTime::from_unix_timestamp_nanos(nanos)
+        .map_err(BrokerError::operation(WHAT))?;
+    let config = pull::Config {
+        ack_policy: AckPolicy::None,
+        headers_only: true,
+        deliver_policy: DeliverPolicy::ByStartTime { start_time },
+        inactive_threshold: Duration::from_secs(10),
+        ..Default::default()
+    };
+    let consumer = broker.js.create_consumer_on_stream(config, stream).await;
+    let consumer = consumer.map_err(BrokerError::operation(WHAT))?;
+    let found = consumer.fetch().max_messages(1).messages().await;
+    let mut found = found.map_err(BrokerError::operation(WHAT))?;
+    let Some(message) = found.next().await else {
+        return Ok(None);
+    };
+    let message = message.map_err(BrokerError::operation(WHAT))?;
+    let info = message.info().map_err(BrokerError::operation(WHAT))?;
+    Ok(Some(info.stream_sequence))
+}
+
 /// Whether a stream holds a message with this sequence or a later one. A deletion of the last
 /// message does not change the stream's last sequence.
 ///

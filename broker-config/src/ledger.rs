@@ -158,6 +158,24 @@ impl Draft {
         })
     }
 
+    /// A message without events that carries the last σ again, so that both stay in the stream for
+    /// another age.
+    ///
+    /// # Errors
+    /// When the execution has ended, or the message would be too large.
+    pub fn keeping(tip: &Tip, author: &str, at: Timestamp) -> Result<Self, AppendError> {
+        let mut state = tip.state.after(&[], author, at, tip.digest)?;
+        let place = state.boundary.as_ref();
+        let carries_state = place.is_some_and(|place| place.seq.is_some());
+        state.carry_state_again();
+        let on = (tip.seq, tip.seen_in);
+        let draft = Self::of(on, Vec::new(), state).map_err(|(error, _)| error)?;
+        Ok(Self {
+            carries_state,
+            ..draft
+        })
+    }
+
     /// A ledger's first message. Its first `made` events were not appended yet; `bound` is the
     /// state after them.
     ///

@@ -244,6 +244,35 @@ impl Effects {
         }
     }
 
+    /// Appends the state of a ledger again, with σ.
+    pub async fn keep(self, tenant: Tenant, execution: ExecutionId, expected: Sequence) {
+        let kept = self.keep_at(&tenant, execution, expected).await;
+        let later = kept.unwrap_or_else(|error| Later::Failed(error.to_string()));
+        self.tell(Outcome::Later(execution, None, later)).await;
+    }
+
+    async fn keep_at(
+        &self,
+        tenant: &Tenant,
+        execution: ExecutionId,
+        expected: Sequence,
+    ) -> Result<Later, AppendError> {
+        let last = match self.ledger.last(tenant, execution).await? {
+            Some(last) if last.seq == expected => last,
+            Some(last) => return Ok(Later::Overtaken(Box::new(last))),
+            None => return Ok(Later::Vanished),
+        };
+        let draft = Draft::keeping(&last.into(), &self.author, self.broker.now())?;
+        match self.ledger.append(draft, bytes::Bytes::new()).await {
+            Ok(tip) => Ok(Later::Changed(Box::new(tip), Vec::new())),
+            Err(AppendError::Conflict) => Ok(match self.ledger.last(tenant, execution).await? {
+                Some(last) => Later::Overtaken(Box::new(last)),
+                None => Later::Vanished,
+            }),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Appends an event if the execution waits for a node. Otherwise another author decides.
     pub async fn append_while_pending(self, tenant: Tenant, execution: ExecutionId, event: Event) {
         let last = self.ledger.last(&tenant, execution).await;

@@ -46,6 +46,8 @@ pub enum News {
     Verdict(Box<SignedVerdict>),
     /// A pushed program runs in a container.
     Container(String),
+    /// Ledger messages up to this sequence will soon drop out of the stream.
+    Aged(Sequence),
     /// A tenant's quota, or its removal.
     Quota(Tenant, Option<Quota>),
     /// A tenant's reservations, with the sequence of their message.

@@ -18,6 +18,7 @@
 //! - A task that ends early ends the service with an error.
 
 mod acks;
+mod aging;
 mod api;
 mod bounds;
 mod core;

@@ -21,7 +21,7 @@ use crate::programs::Programs;
 use crate::pulling::Intake;
 use crate::reading::Reader;
 use crate::sources::SourceHealth;
-use crate::{Options, ServiceError, acks, api, pulling, reservation, sources};
+use crate::{Options, ServiceError, acks, aging, api, pulling, reservation, sources};
 
 /// Capacity of the channel for news.
 const NEWS: usize = 4_096;
@@ -219,6 +219,13 @@ impl Life {
         tasks.spawn(async move { ("presence", sources::presence(b, id, n).await) });
         let (p, n) = (effects.programs.clone(), news_tx.clone());
         tasks.spawn(async move { ("programs", sources::programs(p, n).await) });
+        let (b, n) = (broker.clone(), news_tx.clone());
+        tasks.spawn(async move {
+            ("aging", {
+                aging::watch(b, n).await;
+                Ok(())
+            })
+        });
         let (b, n) = (broker.clone(), news_tx);
         tasks.spawn(async move { ("ledgers", sources::ledgers(b, n, feed).await) });
         let b = broker.clone();

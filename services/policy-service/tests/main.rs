@@ -4,6 +4,7 @@
 
 mod stage;
 
+mod aging;
 mod answers;
 mod batches;
 mod behind;

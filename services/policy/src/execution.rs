@@ -259,6 +259,8 @@ pub struct Execution {
     pub submitted_at: Timestamp,
     /// Size of its last σ, in bytes.
     pub state_bytes: u64,
+    /// Sequence of the message that carries its last σ; 0 for none.
+    pub state_seq: Sequence,
     /// Its computing time at its last commit.
     pub attained: Attained,
     /// The rare fields.

@@ -5,11 +5,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_nats::HeaderMap;
-use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
 use async_nats::jetstream::stream::LastRawMessageErrorKind;
-use fiec_broker::{Broker, BrokerError};
+use fiec_broker::{Broker, BrokerError, feed};
 use fiec_schemas::{Digest, Sequence, Timestamp, subjects};
-use futures_util::StreamExt;
 use sqlx::{PgConnection, PgPool, Row};
 
 use crate::read;
@@ -118,39 +116,10 @@ async fn compare(broker: &Broker, mark: &Mark) -> Result<Resume, BrokerError> {
         }
     }
     // Messages that were stored since the recorded one are new; the others are what is left.
-    let after = first_after(broker, mark.of, stored_at).await?;
+    let since = Timestamp::from_micros(stored_at.micros().saturating_add(1));
+    let after = feed::first_since(broker, mark.of.stream(), since).await?;
     let left = after.map_or(last, |seq| seq.saturating_sub(1));
     Ok(resume(left.min(mark.seq), true))
-}
-
-/// Sequence of the first message that was stored after a moment.
-async fn first_after(
-    broker: &Broker,
-    of: Marked,
-    at: Timestamp,
-) -> Result<Option<Sequence>, BrokerError> {
-    const WHAT: &str = "look for what a stream has stored since";
-    let nanos = (i128::from(at.micros()) + 1) * 1_000;
-    let start_time = ::time::OffsetDateTime::from_unix_timestamp_nanos(nanos)
-        .map_err(BrokerError::operation(WHAT))?;
-    let config = pull::Config {
-        ack_policy: AckPolicy::None,
-        headers_only: true,
-        deliver_policy: DeliverPolicy::ByStartTime { start_time },
-        inactive_threshold: Duration::from_secs(10),
-        ..Default::default()
-    };
-    let consumer = broker.js.create_consumer_on_stream(config, of.stream());
-    let consumer = consumer.await;
-    let consumer = consumer.map_err(BrokerError::operation(WHAT))?;
-    let found = consumer.fetch().max_messages(1).messages().await;
-    let mut found = found.map_err(BrokerError::operation(WHAT))?;
-    let Some(message) = found.next().await else {
-        return Ok(None);
-    };
-    let message = message.map_err(BrokerError::operation(WHAT))?;
-    let info = message.info().map_err(BrokerError::operation(WHAT))?;
-    Ok(Some(info.stream_sequence))
 }
 
 /// A stream's checkpoint as PostgreSQL has it; none if there is no such row.

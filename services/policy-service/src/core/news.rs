@@ -82,6 +82,7 @@ impl Core {
             }
             News::Gone(node) => self.step(Input::Gone(&node)),
             News::Flags(node, flags) => self.step(Input::Flags(&node, flags)),
+            News::Aged(up_to) => self.step(Input::Aged(up_to)),
             News::Quota(tenant, quota) => self.step(Input::Quota(&tenant, quota)),
             News::Reserved(tenant, seq, table) => self.step(Input::Reserved {
                 tenant: &tenant,

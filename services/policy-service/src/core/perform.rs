@@ -33,6 +33,15 @@ impl Core {
                         effects.append(tenant, execution, expected, events, ticket, known),
                     );
                 }
+                Action::Keep {
+                    execution,
+                    tenant,
+                    expected,
+                } => {
+                    self.tips.remove(&execution);
+                    self.later += 1;
+                    tokio::spawn(self.effects.clone().keep(tenant, execution, expected));
+                }
                 Action::SendCapsule {
                     execution,
                     tenant,

@@ -38,6 +38,16 @@ pub enum Action {
         /// The question that waits for the append.
         ticket: Option<Ticket>,
     },
+    /// Append the state after the message of this sequence again, with σ and without events. The
+    /// answer is [`Input::Reread`] or [`Input::Vanished`].
+    Keep {
+        /// The execution of the ledger.
+        execution: ExecutionId,
+        /// Its tenant.
+        tenant: Tenant,
+        /// Sequence of the previous message.
+        expected: Sequence,
+    },
     /// Send, or send again, the capsule of a stored binding.
     SendCapsule {
         /// The execution.

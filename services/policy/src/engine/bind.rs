@@ -162,6 +162,7 @@ impl Policy {
             due: Millis(0),
             submitted_at,
             state_bytes: 0,
+            state_seq: 0,
             attained: Attained::default(),
             extra: None,
         };

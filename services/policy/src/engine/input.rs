@@ -153,6 +153,8 @@ pub enum Input<'a> {
         /// What its ledger shows.
         seen: Seen,
     },
+    /// Ledger messages up to this sequence will soon drop out of the stream by their age.
+    Aged(Sequence),
     /// A tenant's quota. None: unlimited.
     Quota(&'a Tenant, Option<Quota>),
     /// A tenant's reservations.

@@ -183,6 +183,7 @@ impl Policy {
                 due: Millis(0),
                 submitted_at: view.state.submitted_at(),
                 state_bytes: 0,
+                state_seq: 0,
                 attained: Attained::default(),
                 extra: None,
             },
@@ -300,6 +301,7 @@ impl Policy {
             extra.old_rereads = 0;
         }
         e.state_bytes = view.state.boundary.as_ref().map_or(0, |b| b.bytes);
+        e.state_seq = view.place().and_then(|place| place.seq).unwrap_or(0);
         e.arrived = view
             .state
             .moved_at()

@@ -12,6 +12,7 @@
 //! * [`holds`], [`reserve`], [`free`], [`adopt`] and [`gang`] hold executions back that wait for others;
 //!   [`first`] reserves places for a gang, [`room`] finds them, [`over`] preempts beyond a quota.
 //! * [`spread`] follows ranges that several nodes compute, [`grow`] adds nodes.
+//! * [`aging`] keeps ledgers that would drop out of the stream by their age.
 //! * [`nodes`] follows nodes: vectors, silence, probes, joining and leaving.
 //! * [`reconcile`] compares ledgers with what nodes hold.
 //! * [`trust`] follows the contracts that nodes prove and lose.
@@ -21,6 +22,7 @@
 
 mod action;
 mod adopt;
+mod aging;
 mod appends;
 mod aside;
 mod beliefs;
@@ -230,6 +232,7 @@ impl Policy {
                 self.looked_up(now, execution, seen);
                 self.spread_seen(now, execution, seen);
             }
+            Input::Aged(up_to) => self.keep_aged(up_to, out),
             Input::Quota(tenant, quota) => self.quota(tenant, quota),
             Input::Reserved {
                 tenant,

@@ -20,6 +20,14 @@ pub fn describe(action: &Action) -> Result<(&'static str, Value), serde_json::Er
                 "events": serde_json::to_value(events)?, "ticket": ticket,
             }),
         ),
+        Action::Keep {
+            execution,
+            tenant,
+            expected,
+        } => (
+            "keep",
+            json!({"execution": execution, "tenant": tenant, "expected": expected}),
+        ),
         Action::SendCapsule {
             execution,
             tenant,

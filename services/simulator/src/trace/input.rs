@@ -99,6 +99,9 @@ pub enum Recorded {
         execution: ExecutionId,
         seen: Ending,
     },
+    Aged {
+        up_to: Sequence,
+    },
     Quota {
         tenant: Tenant,
         quota: Option<Quota>,
@@ -294,6 +297,7 @@ impl Recorded {
                 execution: *execution,
                 seen: Ending::of(*seen),
             },
+            Input::Aged(up_to) => Self::Aged { up_to: *up_to },
             Input::Quota(tenant, quota) => Self::Quota {
                 tenant: (*tenant).clone(),
                 quota: quota.clone(),
@@ -466,6 +470,7 @@ impl Recorded {
                 execution: *execution,
                 seen: seen.seen(),
             },
+            Self::Aged { up_to } => Input::Aged(*up_to),
             Self::Quota { tenant, quota } => Input::Quota(tenant, quota.clone()),
             Self::Reserved {
                 tenant,
