@@ -67,11 +67,11 @@ fn each_alert_of_the_page_is_a_metric_of_the_code() {
     assert!(metrics.len() >= 4, "only {metrics:?} were found");
     for metric in metrics {
         let name = metric.split('{').next().unwrap();
-        let policy = name
-            .strip_prefix("fiec_policy_")
-            .map(|field| ("fiec_policy", field));
-        let recorder = || Some(("fiec_recorder", name.strip_prefix("fiec_recorder_")?));
-        let (service, field) = policy.or_else(recorder).unwrap();
+        let services = ["fiec_policy", "fiec_recorder", "fiec_worker"];
+        let (service, field) = services
+            .iter()
+            .find_map(|service| Some((service, name.strip_prefix(service)?.strip_prefix('_')?)))
+            .unwrap();
         let tables = code.split("figures! {").skip(1);
         let mut tables = tables.filter_map(|rest| rest.split("\n}").next());
         let found = tables.any(|table| {

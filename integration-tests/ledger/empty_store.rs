@@ -8,9 +8,11 @@ use crate::stage;
 use crate::stage::{
     Exempt, Journal, Lab, args, digest_of, undisturbed_synthetic, until, workers_with_history,
 };
-use fiec_broker::Ledger;
+use bytes::Bytes;
+use fiec_broker::{Draft, Ledger, Tip};
 use fiec_lab::cluster::ClusterOptions;
-use fiec_schemas::{Digest, Event, ExecutionId, NodeId, Phase};
+use fiec_schemas::{Digest, Event, ExecutionId, NodeId, Phase, RequestKind};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
@@ -344,4 +346,48 @@ async fn a_whole_whose_state_is_older_than_its_last_split_does_its_whole_range_a
     );
     assert_eq!(lab.count(kept).await, 0);
     lab.stop().await;
+}
+
+#[tokio::test]
+async fn a_repaired_ledger_keeps_the_cancel_that_its_worker_had_confirmed() {
+    // The policy service must not take the silent worker for lost before the store is.
+    let options = ClusterOptions {
+        policy_args: args(&["--liveness-ms", "60000"]),
+        ..workers_with_history(1)
+    };
+    let mut lab = Lab::start(options).await;
+    let params = json!({"capsules": 2, "rest_us": 300_000_000});
+    let submission = json!({"id": "long", "program": "synthetic@1", "params": params});
+    let id = lab.publish_json(&submission).await;
+    let what = "it computes";
+    let node = lab.journal.find(id, what, |line| line.started_on()).await;
+    // The worker has confirmed the cancel, and stops before it can end the program.
+    lab.worker(&node).signal(Signal::STOP).unwrap();
+    let bound = lab.journal.of(id).last().cloned().unwrap();
+    let requested = Event::Requested {
+        who: "ann".to_owned(),
+        what: RequestKind::Cancel,
+    };
+    let tip = Tip {
+        seq: bound.seq,
+        digest: Some(bound.digest),
+        state: bound.state().clone(),
+        seen_in: 0,
+    };
+    let author = bound.state().author.clone();
+    let draft = Draft::new(&tip, vec![requested], &author, lab.broker.now()).unwrap();
+    let ledger = Ledger::new(&lab.broker);
+    ledger.append(draft, Bytes::new()).await.unwrap();
+    let query =
+        "SELECT count(*) FROM executions WHERE requested = 'cancel' AND requested_by = 'ann'";
+    until("the request is recorded", async || {
+        (lab.count(query).await == 1).then_some(())
+    })
+    .await;
+    lab.worker(&node).kill();
+    lose_the_store(&mut lab).await;
+    lab.fiec(&["repair"]).await.expect(0);
+    let journal = Journal::open(&lab.broker);
+    journal.ended(id, "cancelled").await;
+    lab.end().await;
 }

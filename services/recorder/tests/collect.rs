@@ -357,6 +357,38 @@ async fn chunks_that_no_commit_of_a_live_execution_names_go_and_those_of_a_commi
 }
 
 #[tokio::test]
+async fn chunks_of_an_execution_that_ended_on_a_killed_worker_go_before_the_tables_are_old() {
+    let world = world().await;
+    let mut ended = world.submit(r#"{"program":"synthetic@1"}"#).await;
+    world.start(&mut ended).await;
+    let piece = world.piece(&ended, "of its last commit").await;
+    world.commit_pieces(&mut ended, 1, &[piece]).await;
+    let superseded = world.piece(&ended, "of a commit that failed").await;
+    let cancelled = vec![Event::Cancelled { who: "ann".into() }];
+    world.append(&mut ended, cancelled).await;
+    let stop = CancellationToken::new();
+    let options = RecorderOptions {
+        collection: Collection {
+            chunk_grace: Duration::from_millis(300),
+            ..Collection::default()
+        },
+        ..RecorderOptions::default()
+    };
+    let recorder = Recorder::new(options, world.broker.clone(), world.pool.clone());
+    let recorder = tokio::spawn(recorder.run(stop.clone()));
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+    while world.has_piece(piece).await || world.has_piece(superseded).await {
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "a chunk of an ended execution stays"
+        );
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    stop.cancel();
+    recorder.await.unwrap().unwrap();
+}
+
+#[tokio::test]
 async fn outputs_of_a_live_execution_stay_when_its_boundaries_are_forgotten() {
     let world = world().await;
     let mut live = world.submit(r#"{"program":"synthetic@1"}"#).await;
