@@ -59,12 +59,15 @@ fn every_step_of_the_way_names_functions_of_its_files() {
     let way = way.split("\n## ").next().unwrap();
     let invariants = text.split("\n## Invariants").nth(1).unwrap();
     let invariants = invariants.split("\n## ").next().unwrap();
+    let rows = way.lines().chain(invariants.lines());
+    let functions = functions_of(rows.filter(|line| line.starts_with('|')));
+    assert!(functions >= 30, "the map names {functions} functions only");
+}
+
+/// Checks that each function that these rows name stands in its file. Returns their number.
+fn functions_of<'a>(rows: impl Iterator<Item = &'a str>) -> usize {
     let mut functions = 0;
-    for row in way
-        .lines()
-        .chain(invariants.lines())
-        .filter(|l| l.starts_with('|'))
-    {
+    for row in rows {
         for cell in row.split(" | ") {
             // Functions belong to the file before them in the same cell.
             let mut source = String::new();
@@ -76,12 +79,29 @@ fn every_step_of_the_way_names_functions_of_its_files() {
                     let found = [format!("fn {phrase}("), format!("fn {phrase}<")];
                     assert!(
                         found.iter().any(|f| source.contains(f)),
-                        "the map names the function {phrase}, which its file does not have: {row}"
+                        "a page names the function {phrase}, which its file does not have: {row}"
                     );
                     functions += 1;
                 }
             }
         }
     }
-    assert!(functions >= 30, "the map names {functions} functions only");
+    functions
+}
+
+#[test]
+fn every_promise_names_a_test_that_exists() {
+    let text = read("services/PROMISES.md");
+    let table = text.split("## By failure").nth(1).unwrap();
+    let table = table.split("\n## ").next().unwrap();
+    let rows: Vec<&str> = table.lines().filter(|l| l.starts_with("| ")).collect();
+    let rows = &rows[1..];
+    assert!(rows.len() >= 12, "only {} failures", rows.len());
+    for row in rows {
+        let stated = row.contains("| no test ");
+        assert!(
+            stated || functions_of([*row].into_iter()) > 0,
+            "no test holds this: {row}"
+        );
+    }
 }
