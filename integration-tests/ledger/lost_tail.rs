@@ -2,7 +2,7 @@
 //! the binding says them again, and what nobody holds is computed again from what is left.
 
 use crate::stage;
-use crate::stage::store::{cut_tail, put_back, saved};
+use crate::stage::store::{cut_tail, length, put_back, saved};
 use crate::stage::{
     Exempt, Lab, digest_of, undisturbed_synthetic, until, workers, workers_with_history,
 };
@@ -10,6 +10,7 @@ use fiec_broker::Ledger;
 use fiec_schemas::{Event, ExecutionId, LedgerMessage, subjects};
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use std::time::Duration;
 
 /// Of the end of the ledger stream, in bytes: some five messages.
 const TAIL: u64 = 8 * 1024;
@@ -127,6 +128,48 @@ async fn what_nobody_holds_any_more_is_computed_again_from_what_is_left() {
     completed(&lab, id).await;
     let journal = stage::Journal::open(&lab.broker);
     let ended = journal.ended(id, "completed").await;
+    assert_eq!(digest_of(&ended), undisturbed_synthetic(&params).await);
+    lab.end().await;
+}
+
+/// Its σ lies in chunks. Newer commits had superseded those of the boundary that is left.
+#[tokio::test]
+async fn a_large_state_that_newer_commits_superseded_is_there_when_the_broker_has_lost_those() {
+    let mut lab = Lab::start(workers_with_history(2)).await;
+    let params = json!({"capsules": 6_000, "rest_us": 5_000, "state_bytes": 3_000_000});
+    // All its commits fit into the 64 messages that a ledger keeps.
+    let body = json!({"id": "large", "program": "synthetic@1", "params": params,
+        "commit": {"every_ms": 500}});
+    let id = lab.publish_json(&body).await;
+    let node = lab.journal.computing(id, 1).await;
+    let kept = length(&lab, subjects::LEDGER_STREAM);
+    let boundary = async |lab: &Lab| last(lab, id).await.map(|m| m.state.boundary_index());
+    let early = boundary(&lab).await.unwrap();
+    // So much the development profile's sync interval can lose, and less than the worker keeps.
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    lab.worker(&node).kill();
+    let late = boundary(&lab).await.unwrap();
+    let lost = length(&lab, subjects::LEDGER_STREAM) - kept;
+    lose_the_tail(&mut lab, lost).await;
+    let left = boundary(&lab).await.unwrap();
+    assert!(
+        left <= early && early < late,
+        "{left} is left of {late}, {early} was early"
+    );
+    let ended = until("it has ended", async || {
+        let last = last(&lab, id).await?;
+        last.state.phase.is_terminal().then_some(last)
+    })
+    .await;
+    assert_eq!(
+        ended.state.phase.as_str(),
+        "completed",
+        "{:?}",
+        ended.events
+    );
+    let ended = stage::Journal::open(&lab.broker)
+        .ended(id, "completed")
+        .await;
     assert_eq!(digest_of(&ended), undisturbed_synthetic(&params).await);
     lab.end().await;
 }

@@ -19,6 +19,12 @@ fn blocks(lab: &Lab, stream: &str) -> Vec<PathBuf> {
     blocks
 }
 
+/// Bytes of a stream's last block.
+pub fn length(lab: &Lab, stream: &str) -> u64 {
+    let last = blocks(lab, stream).pop().expect("the stream has a block");
+    fs::metadata(last).unwrap().len()
+}
+
 /// Cuts `bytes` off the end of a stream, of a broker that does not run, with the index that
 /// would say what was there.
 pub fn cut_tail(lab: &Lab, stream: &str, bytes: u64) {

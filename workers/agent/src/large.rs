@@ -135,6 +135,7 @@ impl Known {
                 match chunk_list::stored(&shared.broker, &subject).await {
                     Ok(stored) => {
                         checked = Manifest::clone(&manifest);
+                        self.keep_abandoned(&stored);
                         let lost = checked.keep_stored(&stored);
                         tracing::debug!(execution = %state.execution, lost, "chunks were checked");
                         break;
@@ -152,6 +153,12 @@ impl Known {
     /// Notes stored chunks that no commit will name: the next commit supersedes them.
     pub(crate) fn abandon(&self, sequences: Vec<Sequence>) {
         self.abandoned().extend(sequences);
+    }
+
+    /// Forgets abandoned chunks that the broker has lost. Their sequences may be given out again.
+    fn keep_abandoned(&self, stored: &[chunk_list::StoredChunk]) {
+        let stored: HashSet<Sequence> = stored.iter().map(|chunk| chunk.seq).collect();
+        self.abandoned().retain(|seq| stored.contains(seq));
     }
 
     fn abandoned(&self) -> MutexGuard<'_, Vec<Sequence>> {
@@ -201,6 +208,7 @@ impl Commit {
     /// # Errors
     /// When there are too many.
     pub(crate) async fn store(&self, shared: &Shared, known: &Known) -> Result<Ready, BrokerError> {
+        let server = shared.broker.server();
         let before = known.of(shared, self.before.as_ref()).await;
         let pieces = self.cut.of(&self.state, known).await;
         let mut manifest = Manifest::of(&pieces, before.as_deref(), chunks::hour_now())?;
@@ -216,6 +224,7 @@ impl Commit {
             digest: self.digest,
             manifest,
             before,
+            server,
         })
     }
 
@@ -279,6 +288,8 @@ pub(crate) struct Ready {
     digest: Digest,
     manifest: Manifest,
     before: Option<Arc<Manifest>>,
+    /// The server process in which the sequences were valid.
+    server: String,
 }
 
 impl Ready {
@@ -293,7 +304,7 @@ impl Ready {
         let before = self.before.map(|before| before.beyond(Some(&now)));
         let mut gone = known.take_abandoned(Some(&now));
         gone.extend(before.into_iter().flatten());
-        shared.supersede_chunks(gone);
+        shared.superseded_chunks.note(self.server, gone);
     }
 
     /// Notes that another commit takes the place of this one, whose message was not stored.

@@ -61,6 +61,7 @@ pub mod run_dir;
 pub mod runner;
 pub mod shared;
 mod spread;
+mod superseded;
 mod surroundings;
 mod take_up;
 mod telemetry;

@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::revocation::RevocationOptions;
 use crate::run_dir;
+use crate::superseded;
 
 /// An agent's configuration; see the fields for the defaults.
 #[derive(Debug, Clone)]
@@ -69,8 +70,8 @@ pub struct Options {
     /// Longest interval of routine commits while the recorder is behind; a minute by default.
     /// See [`crate::unrecorded`].
     pub longest_commit_interval: Duration,
-    /// How long a superseded large σ stays in the object store, since readers may be fetching it;
-    /// 15 s by default.
+    /// How long a superseded large σ stays in the broker: readers may be fetching it, and a broker
+    /// that loses the end of a ledger needs it again. 150 s by default.
     pub superseded_after: Duration,
     /// Deadline of a drain; 30 s by default.
     pub drain_deadline: Duration,
@@ -131,7 +132,7 @@ impl Options {
             context_idle: Duration::from_secs(30),
             lease: Duration::from_secs(30),
             longest_commit_interval: Duration::from_secs(60),
-            superseded_after: Duration::from_secs(15),
+            superseded_after: superseded::KEPT,
             drain_deadline: Duration::from_secs(30),
             cancel_grace: Duration::from_secs(2),
             allow_programs: Vec::new(),

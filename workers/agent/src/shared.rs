@@ -4,7 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fiec_broker::trust::NodeKey;
 use fiec_broker::{Broker, BrokerClock, Ledger, chunks, store};
@@ -37,6 +37,7 @@ use crate::pool::Pool;
 use crate::replies::{NotTaken, Reply};
 use crate::reserve::Grants;
 use crate::round_trips::RoundTrips;
+use crate::superseded::SupersededChunks;
 use crate::surroundings::Outlook;
 use crate::unrecorded::Recorded;
 use crate::uploads::Uploads;
@@ -203,8 +204,8 @@ pub struct Shared {
     pub ends: Ends,
     /// Large σ that no ledger needs any more, with the time since when, oldest first.
     superseded: Mutex<VecDeque<(Instant, ExecutionId, Digest)>>,
-    /// Chunks that no ledger needs any more, oldest first.
-    superseded_chunks: Mutex<VecDeque<(Instant, Vec<Sequence>)>>,
+    /// Chunks that no ledger needs any more.
+    pub superseded_chunks: SupersededChunks,
     /// States held ready for handovers that were announced.
     pub warm: Warm,
     /// The order in which uploads are sent.
@@ -294,7 +295,7 @@ impl Shared {
             running: AtomicU32::new(0),
             ends: Ends::default(),
             superseded: Mutex::default(),
-            superseded_chunks: Mutex::default(),
+            superseded_chunks: SupersededChunks::default(),
             warm: Warm::default(),
             uploads: Uploads::default(),
             newest: AtomicU64::new(0),
@@ -351,31 +352,19 @@ impl Shared {
         }
     }
 
-    /// Notes chunks that the ledger has superseded.
-    pub fn supersede_chunks(&self, sequences: Vec<Sequence>) {
-        if sequences.is_empty() {
-            return;
-        }
-        let mut superseded = lock(&self.superseded_chunks);
-        if superseded.len() >= SUPERSEDED_LIMIT {
-            superseded.pop_front();
-        }
-        superseded.push_back((Instant::now(), sequences));
-    }
-
     /// Deletes the superseded chunks and large σ that are due. With `all` it deletes all of them:
     /// for a worker that leaves, since no other process knows of them.
     pub async fn drop_superseded(&self, all: bool) {
-        let after = self.options.superseded_after;
-        loop {
-            let due = {
-                let mut superseded = lock(&self.superseded_chunks);
-                match superseded.front() {
-                    Some((at, _)) if all || at.elapsed() >= after => superseded.pop_front(),
-                    _ => None,
-                }
-            };
-            let Some((_, sequences)) = due else { break };
+        let after = match all {
+            true => Duration::ZERO,
+            false => self.options.superseded_after,
+        };
+        // A request that waits for the connection could reach a new life of the broker.
+        while self.is_connected()
+            && let Some(sequences) = self
+                .superseded_chunks
+                .take_due(&self.broker.server(), after)
+        {
             if let Err(error) = chunks::drop_chunks(&self.broker, &sequences).await {
                 tracing::debug!(%error, "old chunks were not dropped");
             }
@@ -384,7 +373,7 @@ impl Shared {
             let due = {
                 let mut superseded = lock(&self.superseded);
                 match superseded.front() {
-                    Some((at, ..)) if all || at.elapsed() >= after => superseded.pop_front(),
+                    Some((at, ..)) if at.elapsed() >= after => superseded.pop_front(),
                     _ => None,
                 }
             };
@@ -395,6 +384,15 @@ impl Shared {
                 tracing::debug!(%execution, %error, "an old state was not dropped");
             }
         }
+    }
+
+    /// Notes chunks of this life of the broker that the ledger has superseded.
+    pub fn supersede_chunks(&self, sequences: Vec<Sequence>) {
+        self.superseded_chunks.note(self.broker.server(), sequences);
+    }
+
+    fn is_connected(&self) -> bool {
+        self.broker.client.connection_state() == async_nats::connection::State::Connected
     }
 
     /// Notes that the ledger stream has reached this sequence.
@@ -564,7 +562,7 @@ impl Shared {
     }
 
     /// Age of the oldest work here that no commit holds.
-    pub fn oldest_uncommitted(&self) -> std::time::Duration {
+    pub fn oldest_uncommitted(&self) -> Duration {
         let live = self.live();
         let since = live.values().filter_map(|live| live.uncommitted);
         since.min().map(|at| at.elapsed()).unwrap_or_default()

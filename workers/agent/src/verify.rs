@@ -73,7 +73,7 @@ impl From<&str> for NotCompared {
 
 impl NotCompared {
     /// The σ of a boundary is missing. Chunks that newer commits superseded are dropped after some
-    /// seconds, so this says nothing about a node's correctness.
+    /// minutes, so this says nothing about a node's correctness.
     fn without_state(index: u64, error: &BrokerError) -> Self {
         let gone = !matches!(
             error,
