@@ -448,7 +448,9 @@ impl Effects {
             tracing::warn!(%error, "a rejection could not be recorded");
         }
         if let Some(message) = message {
-            self.tell(Outcome::Recorded(message, stored.is_ok())).await;
+            let recorded =
+                stored.map_err(|error| format!("a rejection could not be recorded: {error}"));
+            self.tell(Outcome::Recorded(message, recorded)).await;
         }
     }
 

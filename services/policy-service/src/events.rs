@@ -96,8 +96,8 @@ pub enum Outcome {
     Probed(NodeId, ProbeOutcome),
     /// All executions that this life of a node holds, ordered by id.
     Held(NodeId, InstanceId, Vec<Holding>),
-    /// A rejection of a line of this message was recorded, or not.
-    Recorded(u64, bool),
+    /// A rejection of a line of this message was recorded, or why not.
+    Recorded(u64, Result<(), String>),
     /// An operator's events were appended to a ledger. This is its tip.
     Changed(Box<Tip>, Vec<Event>),
     /// A question.

@@ -1,9 +1,10 @@
 //! Submission messages on their way to ledgers. The intake splits a message into lines, parses them
-//! and derives their ids. It acknowledges a message after its last line is settled.
+//! and derives their ids. It acknowledges a message after its last line is settled. A message with a
+//! line that cannot be taken in now waits (`waiting`).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use async_nats::HeaderMap;
 use async_nats::jetstream::{self, AckKind};
@@ -20,6 +21,7 @@ use crate::bounds::{Gauge, Share, weight_of};
 use crate::pulling::{Asked, Pulled, Room};
 use crate::reading::Verdict;
 use crate::refusal::Refusal;
+use crate::waiting::{KEEP_ALIVE, Waiting};
 
 /// Header that fixes the time stamp from which ids derive. The service's API sets it, because the
 /// API answers with ids before the broker has stamped the message. Without the header, the broker's
@@ -29,16 +31,6 @@ pub const STAMP_HEADER: &str = "Fiec-Stamp";
 pub const VETTED_AT_ONCE: usize = 64;
 /// Longest excerpt of a rejected line, in bytes.
 const EXCERPT: usize = 512;
-/// Delay before the first redelivery of a message that could not be taken in. The delay doubles
-/// with each delivery, at most `DOUBLINGS` times.
-const RETRY: Duration = Duration::from_secs(1);
-const DOUBLINGS: u32 = 8;
-/// A message with more deliveries is refused. By then it has failed for about half an hour, or that
-/// many policy services ended while they held it.
-pub const DELIVERIES: i64 = 16;
-/// Interval of the progress reports to the broker. It is well below the time after which the broker
-/// delivers a message again.
-const KEEP_ALIVE: Duration = Duration::from_secs(2);
 /// Limit on the bytes of lines that have no ledger yet. Beyond it, no further line is read.
 const LINES_BYTES: usize = 48 * 1024 * 1024;
 
@@ -117,11 +109,11 @@ pub struct Cursor {
     pub body: Bytes,
     /// The message is accepted as a whole or refused as a whole.
     pub atomic: bool,
-    /// The message was delivered before.
+    /// The message was delivered or tried before.
     pub again: bool,
     /// When the message was requested from the broker.
     pub asked: Asked,
-    /// Number of deliveries, if it exceeds [`DELIVERIES`].
+    /// Number of deliveries, if they exceed the limit.
     given_up: Option<i64>,
     /// Refused lines, once the message was checked as a whole.
     verdict: Option<Verdict>,
@@ -153,19 +145,18 @@ struct Open {
     _room: Room,
     /// Time of the last progress report to the broker.
     told: Instant,
-    /// Number of deliveries.
-    delivered: i64,
     /// Lines that were read and are not settled.
     lines: usize,
     /// All lines were read.
     read: bool,
-    /// A line failed for a reason that may pass, so the broker must deliver the message again.
-    failed: bool,
+    /// Why a line failed, if the reason may pass. The message must be tried again.
+    failed: Option<String>,
 }
 
 /// Messages that are being taken in.
-#[derive(Default)]
 pub struct Intake {
+    /// Most deliveries of a message that is read.
+    deliveries: i64,
     queue: VecDeque<Cursor>,
     open: HashMap<Sequence, Open>,
     /// Number of messages that are being checked as a whole.
@@ -174,9 +165,24 @@ pub struct Intake {
     held: Gauge,
     /// Lines that were read before and continue before further lines are read.
     ready: VecDeque<Box<Line>>,
+    /// Messages that must be tried again.
+    waiting: Waiting,
 }
 
 impl Intake {
+    /// An intake that refuses messages with more deliveries.
+    pub fn new(deliveries: i64, waiting: Waiting) -> Self {
+        Self {
+            deliveries,
+            queue: VecDeque::new(),
+            open: HashMap::new(),
+            vetting: 0,
+            held: Gauge::default(),
+            ready: VecDeque::new(),
+            waiting,
+        }
+    }
+
     /// True if nothing is left to read.
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty() && self.ready.is_empty()
@@ -202,6 +208,7 @@ impl Intake {
         let Pulled {
             message,
             asked,
+            again,
             room,
         } = pulled;
         let Ok(info) = message.info() else {
@@ -214,15 +221,15 @@ impl Intake {
         let subject = message.subject.as_str();
         let tenant = subjects::parse_submit(subject)
             .ok_or_else(|| subject.trim_start_matches("fiec.submit.").to_owned());
-        if self.open.contains_key(&seq) {
-            // The message is still in progress. The acknowledgement of the first delivery counts.
+        if self.open.contains_key(&seq) || (!again && self.waiting.contains(seq)) {
+            // The message is still in progress or waits. The acknowledgement of the first delivery
+            // counts.
             return;
         }
         let batch = batch_of(&tenant, stamp, seq, &message.payload);
         let header = message.headers.as_ref().and_then(|h| h.get(ATOMIC_HEADER));
         let atomic = header.is_some_and(|value| value.as_str() == "true");
         let delivered = info.delivered;
-        let again = delivered > 1;
         let body = message.payload.clone();
         self.open.insert(
             seq,
@@ -230,10 +237,9 @@ impl Intake {
                 message,
                 _room: room,
                 told: Instant::now(),
-                delivered,
                 lines: 0,
                 read: false,
-                failed: false,
+                failed: None,
             },
         );
         self.queue.push_back(Cursor {
@@ -242,9 +248,9 @@ impl Intake {
             stamp,
             body,
             atomic,
-            again,
+            again: again || delivered > 1,
             asked,
-            given_up: (delivered > DELIVERIES).then_some(delivered),
+            given_up: (delivered > self.deliveries).then_some(delivered),
             verdict: None,
             elements: None,
             text: 0,
@@ -292,7 +298,7 @@ impl Intake {
     }
 
     /// Takes the result of checking a message as a whole. The message continues at its position,
-    /// without the refused lines. If the check failed, the broker must deliver the message again.
+    /// without the refused lines. If the check failed, the message must be tried again.
     pub async fn vetted(&mut self, mut cursor: Box<Cursor>, verdict: Result<Verdict, Refusal>) {
         self.vetting -= 1;
         let seq = cursor.seq;
@@ -305,10 +311,10 @@ impl Intake {
                 tracing::warn!(
                     %error,
                     submission = seq,
-                    "a submission cannot be looked at as a whole; it is delivered again"
+                    "a submission cannot be looked at as a whole; it is tried again"
                 );
                 if let Some(open) = self.open.get_mut(&seq) {
-                    (open.read, open.failed) = (true, true);
+                    (open.read, open.failed) = (true, Some(error.to_string()));
                 }
                 self.settle(seq).await;
             }
@@ -320,18 +326,20 @@ impl Intake {
         self.vetting >= VETTED_AT_ONCE
     }
 
-    /// Settles one line; `well` is false if the message must come again. The last line acknowledges
-    /// the message.
-    pub async fn done(&mut self, message: Sequence, well: bool) {
+    /// Settles one line. An error says why its message must be tried again. The last line
+    /// acknowledges the message.
+    pub async fn done(&mut self, message: Sequence, settled: Result<(), String>) {
         let Some(open) = self.open.get_mut(&message) else {
             return;
         };
         open.lines = open.lines.saturating_sub(1);
-        open.failed |= !well;
+        if let Err(reason) = settled {
+            open.failed = Some(reason);
+        }
         self.settle(message).await;
     }
 
-    /// Acknowledges the message if all its lines are read and settled.
+    /// Acknowledges the message if all its lines are read and settled, or lets it wait.
     pub async fn settle(&mut self, message: Sequence) {
         if !self
             .open
@@ -343,20 +351,19 @@ impl Intake {
         let Some(open) = self.open.remove(&message) else {
             return;
         };
-        let kind = if open.failed {
-            let doublings = u32::try_from(open.delivered - 1).unwrap_or(0);
-            AckKind::Nak(Some(RETRY * 2_u32.pow(doublings.min(DOUBLINGS))))
-        } else {
-            AckKind::Ack
-        };
-        if let Err(error) = open.message.ack_with(kind).await {
+        if let Some(reason) = open.failed {
+            self.waiting.put_off(message, &open.message, reason);
+            return;
+        }
+        self.waiting.remove(message);
+        if let Err(error) = open.message.ack().await {
             // The broker delivers it again, which does no harm.
             tracing::warn!(%error, submission = message, "cannot acknowledge a submission");
         }
     }
 
-    /// Reports progress for messages that take long, so that the broker does not deliver them to
-    /// another policy service.
+    /// Reports progress for messages that take long or wait, so that the broker does not deliver
+    /// them to another policy service.
     pub async fn keep_alive(&mut self) {
         for (seq, open) in &mut self.open {
             if open.told.elapsed() < KEEP_ALIVE {
@@ -367,6 +374,7 @@ impl Intake {
                 tracing::debug!(%error, submission = seq, "cannot tell that it is being taken in");
             }
         }
+        self.waiting.keep_alive().await;
     }
 
     /// Number of messages that are not acknowledged.
@@ -438,6 +446,7 @@ impl Cursor {
     fn next(&mut self) -> Option<Read> {
         if let Some(delivered) = self.given_up.take() {
             self.at = self.body.len() + 1;
+            self.has_lines = true;
             return Some(self.give_up(delivered));
         }
         if let Some(elements) = &mut self.elements {
@@ -504,8 +513,8 @@ impl Cursor {
     fn give_up(&self, delivered: i64) -> Read {
         let reason = format!(
             "its message was delivered {delivered} times, and no policy service took in all of it: \
-             each ended meanwhile or failed, and its log says why. Lines of the message that were \
-             taken in go on; send the others again, in smaller messages"
+             each ended or was cut off meanwhile, and its log says why. Lines of the message \
+             that were taken in go on; send the others again, in smaller messages"
         );
         let tenant = self
             .tenant

@@ -41,6 +41,7 @@ mod sources;
 mod spread;
 mod trust;
 mod vetting;
+mod waiting;
 
 pub use error::ServiceError;
 pub use intake::STAMP_HEADER;

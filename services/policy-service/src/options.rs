@@ -29,6 +29,12 @@ pub struct Options {
     pub hold: Duration,
     /// Time for a node to append an entrusted binding. 0: bindings are never entrusted.
     pub entrust: Duration,
+    /// Most deliveries of a submission message. Each after the first means that a service ended, or
+    /// was cut off, while it held the message. A message with more is refused.
+    pub deliveries: i64,
+    /// Delay before a submission message is tried again that could not be taken in. It doubles with
+    /// each try, at most eight times.
+    pub retry: Duration,
     /// Where `/metrics` and `/healthz` are served, if anywhere.
     pub http: Option<SocketAddr>,
 }
@@ -45,6 +51,8 @@ impl Default for Options {
             probe_timeout: Duration::from_secs(1),
             hold: Duration::from_millis(25),
             entrust: Duration::from_millis(200),
+            deliveries: 16,
+            retry: Duration::from_secs(1),
             http: None,
         }
     }

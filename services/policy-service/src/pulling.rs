@@ -4,7 +4,8 @@
 //! A message that crashes a policy service is delivered again to the next one, together with all
 //! messages that were pulled with it. A service that starts while messages of others are open
 //! therefore pulls one message at a time for [`CAREFUL`]. Then only the harmful message collects
-//! deliveries, until it is refused (`intake::DELIVERIES`).
+//! deliveries, until it is refused (`Options::deliveries`). A message that cannot be taken in now
+//! collects none (`waiting`).
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -21,6 +22,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::ServiceError;
 use crate::metrics::Metrics;
 use crate::sources::{SourceHealth, again};
+use crate::waiting::Waiting;
 
 /// Most messages held here, and most per request.
 pub const MESSAGES: u32 = 2_048;
@@ -76,6 +78,8 @@ pub struct Pulled {
     pub message: jetstream::Message,
     /// When it was requested.
     pub asked: Asked,
+    /// It waited here and is tried again.
+    pub again: bool,
     /// Its share of the memory, held until it is acknowledged.
     pub room: Room,
 }
@@ -99,7 +103,7 @@ impl Room {
 }
 
 /// Limits on messages and KiB, in total and per request.
-struct Bounds {
+pub struct Bounds {
     messages: Arc<Semaphore>,
     kib: Arc<Semaphore>,
     all_kib: u32,
@@ -117,6 +121,16 @@ impl Bounds {
             all_kib,
             batch_kib,
         }
+    }
+
+    /// Reserves memory for one message with a text of this length.
+    pub async fn room_of(&self, bytes: usize) -> Option<Room> {
+        let kib = u32::try_from((bytes + OVERHEAD).div_ceil(1024)).unwrap_or(u32::MAX);
+        let of_kib = Arc::clone(&self.kib).acquire_many_owned(kib.min(self.all_kib));
+        Some(Room {
+            messages: Arc::clone(&self.messages).acquire_owned().await.ok()?,
+            kib: of_kib.await.ok()?,
+        })
     }
 
     /// Reserves memory for a batch. With `alone`, reserves all, so that no other message is held.
@@ -181,19 +195,21 @@ impl Intake {
     }
 }
 
-/// Pulls submissions until the receiver is closed.
+/// Pulls submissions until the receiver is closed. Passes those that wait on again.
 pub async fn submissions(
     broker: Broker,
     to: Sender<Pulled>,
     intake: Intake,
+    waiting: Waiting,
 ) -> Result<(), ServiceError> {
     let bounds = Bounds::new(&broker);
     let careful_until = OnceLock::new();
-    again("submissions", || async {
+    let pulls = again("submissions", || async {
         let ended = pull_all(&broker, &to, &bounds, &careful_until, &intake).await;
         ended.inspect_err(|error| intake.failed(error))
-    })
-    .await
+    });
+    let (ended, ()) = tokio::join!(pulls, waiting.try_again(&broker, &bounds, &to));
+    ended
 }
 
 /// Pulls submissions until the receiver is closed, or the broker refuses.
@@ -273,6 +289,7 @@ async fn pull(
         let pulled = Pulled {
             message,
             asked,
+            again: false,
             room: share,
         };
         // The channel has room for each message that has reserved memory.

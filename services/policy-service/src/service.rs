@@ -21,6 +21,7 @@ use crate::programs::Programs;
 use crate::pulling::Intake;
 use crate::reading::Reader;
 use crate::sources::SourceHealth;
+use crate::waiting::Waiting;
 use crate::{Options, ServiceError, acks, aging, api, pulling, reservation, sources};
 
 /// Capacity of the channel for news.
@@ -67,9 +68,9 @@ impl PolicyService {
         let end = stop.child_token();
         let _end = end.clone().drop_guard();
         let (upkeep, feed) = (Upkeep::default(), SourceHealth::default());
-        let intake = Intake::new(&metrics);
+        let (intake, waiting) = (Intake::new(&metrics), Waiting::new(options.retry));
         if let Some(addr) = options.http {
-            let health = health(&broker, &loaded, &upkeep, &feed, &intake);
+            let health = health(&broker, &loaded, &upkeep, &feed, (&intake, &waiting));
             let bound = sight::serve(addr, metrics.registry(), health, end.clone())
                 .await
                 .map_err(|source| ServiceError::Http { addr, source })?;
@@ -93,6 +94,7 @@ impl PolicyService {
                 upkeep: upkeep.clone(),
                 feed: feed.clone(),
                 intake: intake.clone(),
+                waiting: waiting.clone(),
                 after_loss,
             };
             match life.live(&stop).await {
@@ -131,6 +133,7 @@ struct Life {
     upkeep: Upkeep,
     feed: SourceHealth,
     intake: Intake,
+    waiting: Waiting,
     /// The life before this one ended because the broker lost messages.
     after_loss: bool,
 }
@@ -145,8 +148,11 @@ impl Life {
             upkeep,
             feed,
             intake,
+            waiting,
             after_loss,
         } = self;
+        // Those of an earlier life are delivered again.
+        waiting.clear();
         let (news_tx, news) = mpsc::channel(NEWS);
         // A task that brings an outcome waits while the core's channel is full. If the core waited
         // for such a task, both would wait for ever. The core sends into two channels. `firsts` has
@@ -184,6 +190,7 @@ impl Life {
             metrics.clone(),
             firsts,
             published,
+            waiting.clone(),
             (Arc::clone(&loaded), feed.clone(), after_loss),
         );
         let mut tasks: JoinSet<(&'static str, Result<(), ServiceError>)> = JoinSet::new();
@@ -232,7 +239,7 @@ impl Life {
         tasks.spawn(async move {
             (
                 "submissions",
-                pulling::submissions(b, submissions_tx, intake).await,
+                pulling::submissions(b, submissions_tx, intake, waiting).await,
             )
         });
         tasks.spawn(async move {
@@ -307,10 +314,11 @@ fn health(
     loaded: &Arc<AtomicBool>,
     upkeep: &Upkeep,
     feed: &SourceHealth,
-    intake: &Intake,
+    (intake, waiting): (&Intake, &Waiting),
 ) -> impl Fn() -> Result<(), String> + Send + Sync + Clone + 'static {
     let (client, loaded) = (broker.client.clone(), Arc::clone(loaded));
-    let (upkeep, feed, intake) = (upkeep.clone(), feed.clone(), intake.clone());
+    let (upkeep, feed) = (upkeep.clone(), feed.clone());
+    let (intake, waiting) = (intake.clone(), waiting.clone());
     move || {
         if client.connection_state() != async_nats::connection::State::Connected {
             return Err("not connected to NATS: see that nats-server runs".to_owned());
@@ -318,6 +326,7 @@ fn health(
         upkeep.check()?;
         feed.check()?;
         intake.check()?;
+        waiting.check()?;
         if !loaded.load(Ordering::Relaxed) {
             return Err("still taking over the ledgers".to_owned());
         }

@@ -13,7 +13,8 @@ use futures_util::{StreamExt as _, TryStreamExt as _};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-async fn healthz(address: SocketAddr) -> String {
+/// The whole answer of `/healthz`.
+pub async fn healthz(address: SocketAddr) -> String {
     let mut socket = TcpStream::connect(address).await.unwrap();
     let request = "GET /healthz HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n";
     socket.write_all(request.as_bytes()).await.unwrap();
@@ -24,12 +25,17 @@ async fn healthz(address: SocketAddr) -> String {
 
 /// A service and the address of its `/healthz`.
 async fn watched(stage: &Stage) -> (Running, SocketAddr) {
+    watched_with(stage, Options::default()).await
+}
+
+/// A service with these options and the address of its `/healthz`.
+pub async fn watched_with(stage: &Stage, options: Options) -> (Running, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     drop(listener);
     let options = Options {
         http: Some(address),
-        ..Options::default()
+        ..options
     };
     (stage.service_with(options).await, address)
 }

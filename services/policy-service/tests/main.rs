@@ -18,3 +18,4 @@ mod parts;
 mod reservations;
 mod shell;
 mod strangers;
+mod waiting;

@@ -36,6 +36,7 @@ use crate::outbox::Outbox;
 use crate::pulling::Pulled;
 use crate::refusal::Refusal;
 use crate::sources::SourceHealth;
+use crate::waiting::Waiting;
 
 /// Events taken from a channel at once.
 const BATCH: usize = 256;
@@ -118,19 +119,20 @@ impl Core {
         metrics: Metrics,
         firsts: Sender<(Box<Line>, InFlight)>,
         acks: Sender<Unacknowledged>,
+        waiting: Waiting,
         (loaded, feed, after_loss): (Arc<AtomicBool>, SourceHealth, bool),
     ) -> Self {
         Self {
             policy: Policy::new(options.policy.clone(), options.id),
             outbox: Outbox::new(options.capsule_batch.max(1), acks.clone()),
             entrusted: EntrustedBindings::default(),
+            intake: Intake::new(options.deliveries, waiting),
             options,
             effects,
             metrics,
             actions: Vec::new(),
             start: Instant::now(),
             next_tick: Instant::now(),
-            intake: Intake::default(),
             in_flight: 0,
             later: 0,
             hold: Hold::default(),
@@ -354,7 +356,7 @@ impl Core {
                 instance,
                 held: &held,
             }),
-            Outcome::Recorded(message, well) => self.intake.done(message, well).await,
+            Outcome::Recorded(message, recorded) => self.intake.done(message, recorded).await,
             Outcome::Changed(tip, events) => {
                 // The feed may have been faster, and shown that the execution has ended.
                 if self.policy.knows(tip.state.execution) {

@@ -171,13 +171,13 @@ impl Core {
     /// The line has its ledger.
     pub(super) async fn accept_line(&mut self, line: &Line) {
         self.in_flight -= 1;
-        self.intake.done(line.message, true).await;
+        self.intake.done(line.message, Ok(())).await;
     }
 
-    /// The line failed for a reason that may pass: its message is delivered again.
-    pub(super) async fn retry_line(&mut self, line: &Line) {
+    /// The line failed for a reason that may pass: its message is tried again.
+    pub(super) async fn retry_line(&mut self, line: &Line, reason: String) {
         self.in_flight -= 1;
-        self.intake.done(line.message, false).await;
+        self.intake.done(line.message, Err(reason)).await;
     }
 
     /// The line never gets a ledger.
@@ -202,8 +202,9 @@ impl Core {
                 self.refuse_line(&line, &error.field, error.reason);
             }
             Err(error) => {
-                tracing::warn!(execution = %line.execution(), error, "a program could not be looked up; its submission is delivered again");
-                self.retry_line(&line).await;
+                tracing::warn!(execution = %line.execution(), error, "a program could not be looked up; its submission is tried again");
+                let reason = format!("a program could not be looked up: {error}");
+                self.retry_line(&line, reason).await;
             }
         }
     }
@@ -229,8 +230,9 @@ impl Core {
         match stored {
             Ok(()) => self.resume_line(line, Check::Ended),
             Err(error) => {
-                tracing::warn!(execution = %line.execution(), error, "a large submission could not be stored; it is delivered again");
-                self.retry_line(&line).await;
+                tracing::warn!(execution = %line.execution(), error, "a large submission could not be stored; it is tried again");
+                let reason = format!("a large submission could not be stored: {error}");
+                self.retry_line(&line, reason).await;
             }
         }
     }

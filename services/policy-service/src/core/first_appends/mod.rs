@@ -111,8 +111,9 @@ impl Core {
                         self.refuse_line(&line, "", error.to_string());
                     }
                     _ => {
-                        tracing::warn!(%execution, %error, "a submission could not be appended; it is delivered again");
-                        self.retry_line(&line).await;
+                        tracing::warn!(%execution, %error, "a submission could not be appended; it is tried again");
+                        let reason = format!("a ledger could not be begun: {error}");
+                        self.retry_line(&line, reason).await;
                     }
                 }
             }
@@ -186,11 +187,13 @@ impl Core {
             }
             Ok(None) => {
                 self.step(Input::Vanished { execution });
-                self.retry_line(&line).await;
+                self.retry_line(&line, "a ledger vanished while it was compared".to_owned())
+                    .await;
             }
             Err(error) => {
-                tracing::warn!(%execution, error, "a ledger cannot be read; the submission is delivered again");
-                self.retry_line(&line).await;
+                tracing::warn!(%execution, error, "a ledger cannot be read; the submission is tried again");
+                let reason = format!("a ledger cannot be read: {error}");
+                self.retry_line(&line, reason).await;
             }
         }
     }
