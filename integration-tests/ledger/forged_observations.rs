@@ -44,8 +44,8 @@ fn submission(more: serde_json::Value) -> Arc<Submission> {
 
 /// A ledger whose last message is in this phase.
 fn last(number: u128, seq: u64, phase: Phase, spec: &Arc<Submission>) -> (ExecutionId, Last) {
-    let spec = Some(Arc::clone(spec));
-    let mut state = ExecutionState::unborn(tenant(), id(number), spec.unwrap(), None, at(0));
+    let spec = Arc::clone(spec);
+    let mut state = ExecutionState::unborn(tenant(), id(number), spec, None, at(0));
     state.phase = phase;
     state.at = at(10);
     (id(number), Last { seq, state })

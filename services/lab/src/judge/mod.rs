@@ -28,9 +28,12 @@ pub async fn get(address: &str, path: &str) -> std::io::Result<String> {
 /// The address at which a service says in its log that it can be asked for its health.
 pub fn address_of(service: &Process) -> Option<String> {
     let log = std::fs::read_to_string(&service.log).ok()?;
-    let lines = log.lines().filter(|line| line.contains("serving /metrics"));
+    let mut lines = log
+        .lines()
+        .rev()
+        .filter(|line| line.contains("serving /metrics"));
     // A service that was started again goes on in the same log.
-    let port = lines.last()?.split("127.0.0.1:").nth(1)?;
+    let port = lines.next()?.split("127.0.0.1:").nth(1)?;
     let port: String = port.chars().take_while(char::is_ascii_digit).collect();
     Some(format!("127.0.0.1:{port}"))
 }

@@ -11,7 +11,7 @@ use super::{Rule, Violation};
 impl Message {
     /// Whether the stream must still have it, beside the newest message of its ledger.
     fn is_kept(&self, newest: u64) -> bool {
-        newest.saturating_sub(self.state.ordinal) < subjects::LEDGER_DEPTH as u64
+        newest.saturating_sub(self.state.ordinal) < subjects::LEDGER_DEPTH
     }
 }
 
