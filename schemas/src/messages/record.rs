@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::envelope::NodeEnvelopes;
-use crate::event::PhaseKind;
+use crate::event::{PhaseKind, StatePlace};
 use crate::hardware::NodeDescriptor;
 use crate::ids::{
     BoundaryIndex, Digest, Epoch, ExecutionId, InstanceId, NodeId, Sequence, Tenant, Timestamp,
@@ -189,11 +189,15 @@ pub struct RestoreRequest {
 }
 
 /// The answer: the state is in `FIEC_STATE` now, or the reason why not.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RestoreReply {
     /// Why there is no copy. Absent if the state was restored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// With an error: an earlier boundary of the execution, whose state is in `FIEC_STATE` now. The
+    /// history up to the requested boundary has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub earlier: Option<StatePlace>,
 }
 
 /// A policy service's question whether PostgreSQL has executions, on `fiec.recorder.recorded`. Their

@@ -20,7 +20,7 @@ use sqlx::{AssertSqlSafe, PgPool, Postgres, Transaction};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-async fn servers() -> (DevServers, Broker, PgPool) {
+pub async fn servers() -> (DevServers, Broker, PgPool) {
     let servers = DevServers::start(Options::default(), &NoProgress)
         .await
         .unwrap();
@@ -35,7 +35,7 @@ async fn servers() -> (DevServers, Broker, PgPool) {
     (servers, broker, pool)
 }
 
-fn start(
+pub fn start(
     broker: &Broker,
     pool: &PgPool,
 ) -> (CancellationToken, JoinHandle<fiec_recorder::Result<()>>) {
@@ -48,7 +48,7 @@ fn start(
     (stop.clone(), tokio::spawn(recorder.run(stop)))
 }
 
-async fn publish(broker: &Broker, item: &FeedItem, body: Bytes) {
+pub async fn publish(broker: &Broker, item: &FeedItem, body: Bytes) {
     let mut headers = async_nats::HeaderMap::new();
     headers.insert(subjects::EVENT_HEADER, item.header.as_str());
     let subject = subjects::ledger(&item.tenant, item.execution);
@@ -62,7 +62,7 @@ async fn publish(broker: &Broker, item: &FeedItem, body: Bytes) {
 }
 
 /// Waits until a query gives a value.
-async fn until(pool: &PgPool, sql: &str, expected: i64) {
+pub async fn until(pool: &PgPool, sql: &str, expected: i64) {
     let mut last = None;
     for _ in 0..1_200 {
         let asked = sqlx::query_scalar::<_, i64>(AssertSqlSafe(sql.to_owned()));

@@ -11,6 +11,7 @@ mod database;
 mod fold;
 mod live;
 mod queue;
+mod restore;
 mod schema;
 mod spread;
 mod substrates;

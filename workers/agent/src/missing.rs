@@ -1,7 +1,10 @@
 //! A state that is missing where its commit says. The runner tries a bounded number of times: where
 //! the state was stored, beside the ledger, and from PostgreSQL, from which the recorder restores
-//! it. If it is nowhere the execution fails with the reason, so that it does not go from node to
-//! node.
+//! it. If it is nowhere, the execution goes back to the earlier boundary that PostgreSQL has. If there
+//! is none, it fails with the reason, so that it does not go from node to node.
+//!
+//! It never goes forward to a later boundary, which the broker has lost: the outputs and the emitted
+//! messages of the lost commits would be missing.
 
 use std::time::Duration;
 
@@ -9,9 +12,10 @@ use bytes::Bytes;
 use fiec_broker::chunks::Manifest;
 use fiec_broker::{BrokerError, store};
 use fiec_schemas::messages::{RestoreReply, RestoreRequest};
-use fiec_schemas::{ExecutionId, StatePlace, subjects};
+use fiec_schemas::{Cause, Event, ExecutionId, StatePlace, subjects};
 use tokio::time::Instant;
 
+use crate::attempts;
 use crate::message::backoff;
 use crate::runner::{Runner, Wait};
 use crate::shared::Shared;
@@ -28,8 +32,8 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 enum Word {
     /// The state lies beside the ledger now.
     Restored,
-    /// It has no copy, for this reason.
-    NoCopy(String),
+    /// It has no copy, for this reason. The state of an earlier boundary may lie beside the ledger.
+    NoCopy(String, Option<StatePlace>),
     /// No recorder answered, for this reason.
     Silent(String),
 }
@@ -74,24 +78,43 @@ impl Runner {
             && let Some(place) = self.tip.state.boundary.clone()
         {
             self.missed += 1;
-            let reason = match restore(&self.shared, self.tip.state.execution, &place).await {
-                Word::Restored => Some("the copy from PostgreSQL cannot be read either".to_owned())
-                    .filter(|_| self.missed >= TRIES_ALONE),
-                Word::NoCopy(reason) => Some(reason).filter(|_| self.missed >= TRIES),
-                Word::Silent(reason) => Some(reason).filter(|_| self.missed >= TRIES_ALONE),
+            let lost = match restore(&self.shared, self.tip.state.execution, &place).await {
+                Word::Restored => {
+                    let reason = "the copy from PostgreSQL cannot be read either".to_owned();
+                    Some((reason, None)).filter(|_| self.missed >= TRIES_ALONE)
+                }
+                Word::NoCopy(reason, earlier) => {
+                    Some((reason, earlier)).filter(|_| self.missed >= TRIES)
+                }
+                Word::Silent(reason) => Some((reason, None)).filter(|_| self.missed >= TRIES_ALONE),
             };
-            if let Some(reason) = reason {
-                let index = place.index;
-                return self
-                    .fail_now(format!(
-                        "the state of boundary {index} cannot be had any more: {error}; {reason}"
-                    ))
-                    .await;
+            if let Some((reason, earlier)) = lost {
+                let reason = format!(
+                    "the state of boundary {} cannot be had any more: {error}; {reason}",
+                    place.index
+                );
+                // A step back counts as one to a verified boundary, which this one need not be.
+                let earlier = earlier.filter(|_| !self.tip.state.guarded);
+                return match earlier.filter(|earlier| earlier.index < place.index) {
+                    Some(earlier) => self.go_back(earlier, reason),
+                    None => self.fail_now(reason).await,
+                };
             }
             pause = backoff(self.shared.options.backoff, self.missed);
         }
         tracing::warn!(%error, "cannot fetch the state; trying again");
         self.wait = Some((Wait::Retry, Instant::now() + pause));
+    }
+
+    /// Appends that the execution continues from an earlier boundary, on any node.
+    fn go_back(&mut self, to: StatePlace, reason: String) {
+        tracing::warn!(to = to.index, reason, "stepped back");
+        self.wait = None;
+        let reason = attempts::cut(reason);
+        self.finish(vec![Event::SteppedBack {
+            to: Some(to),
+            cause: Cause::Orphaned { reason },
+        }]);
     }
 }
 
@@ -116,8 +139,11 @@ async fn restore(shared: &Shared, execution: ExecutionId, place: &StatePlace) ->
             serde_json::from_slice::<RestoreReply>(&answer.payload).map_err(|e| e.to_string())
         });
     match reply {
-        Ok(RestoreReply { error: None }) => Word::Restored,
-        Ok(RestoreReply { error: Some(error) }) => Word::NoCopy(error),
+        Ok(RestoreReply { error: None, .. }) => Word::Restored,
+        Ok(RestoreReply {
+            error: Some(error),
+            earlier,
+        }) => Word::NoCopy(error, earlier),
         Err(error) => Word::Silent(format!("no recorder answered ({error})")),
     }
 }
