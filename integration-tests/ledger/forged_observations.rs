@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_nats::jetstream::stream::Config;
 use fiec_schemas::hardware::RunningProgress;
@@ -229,12 +230,18 @@ fn progress_that_no_commit_holds_for_too_long_is_found() {
         of: None,
         note: None,
     };
+    let bound = recovery::bound(Duration::from_secs(60), Duration::from_secs(10));
     let judged = |boundary, now, spec: &Arc<Submission>| {
         let ledgers = BTreeMap::from([last(1, 7, started("n1"), spec)]);
-        rules(&recovery::judge(&ledgers, &[progress(boundary)], now))
+        rules(&recovery::judge(
+            &ledgers,
+            &[progress(boundary)],
+            now,
+            bound,
+        ))
     };
     let soon = at(20);
-    let late = at(10).plus_ms(recovery::BOUND_MS as u64 + 1);
+    let late = at(10).plus_ms(bound.as_millis() as u64 + 1);
     assert_eq!(judged(5, late, &plain()), [Rule::RecoveryPoint]);
     assert_eq!(judged(5, soon, &plain()), []);
     // It computes its first capsule.

@@ -37,6 +37,10 @@ pub const BINARY: &str = env!("CARGO_BIN_EXE_fiec-lab");
 /// How long anything may take before a test gives up; nothing waits this long when all is well.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Most age of a commit by time, by the longest interval that a worker has without an option.
+const RECOVERY: Duration =
+    oracles::recovery::bound(Duration::from_secs(60), Duration::from_secs(10));
+
 /// Waits until the condition answers; panics with `what` when it does not in time.
 pub async fn until<T>(what: &str, mut condition: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
@@ -215,6 +219,7 @@ impl Lab {
             policies,
             answers: &self.answers,
             patience: self.patience,
+            recovery: RECOVERY,
         })
         .await;
         found.retain(|broken| !self.exempt.iter().any(|e| e.explains(broken.rule)));

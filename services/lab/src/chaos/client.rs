@@ -2,7 +2,7 @@
 //! and changes. Each definite answer is noted. After a request without an answer nothing more is
 //! asked of that execution: the request may still be carried out at any time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use anyhow::bail;
@@ -14,7 +14,7 @@ use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::{ExecutionId, Tenant};
 use tokio::time::{Instant, sleep};
 
-use super::load::Line;
+use super::load::{Line, Role};
 use super::schedule::Dice;
 use crate::judge::oracles::answers::{Answers, Said};
 
@@ -22,6 +22,8 @@ use crate::judge::oracles::answers::{Answers, Said};
 const AGAIN: Duration = Duration::from_millis(300);
 /// Longest time until a line is answered.
 const PATIENCE: Duration = Duration::from_secs(180);
+/// Most executions among which it asks for changes: the last ones, which hardly have ended yet.
+const ASKED: usize = 24;
 
 /// What the client knows of an execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +34,8 @@ enum Known {
     Paused,
     /// It was cancelled, or a request had no answer.
     Left,
+    /// Nothing is asked of it while the faults go on.
+    Kept(Role),
 }
 
 /// The client and what it was told.
@@ -39,6 +43,10 @@ pub struct Client {
     broker: Broker,
     answers: Answers,
     known: BTreeMap<ExecutionId, (Tenant, Known)>,
+    /// All of them, in the order of their lines.
+    order: Vec<ExecutionId>,
+    /// The slow ones that were said to be paused.
+    paused: BTreeSet<ExecutionId>,
 }
 
 impl Client {
@@ -48,12 +56,25 @@ impl Client {
             broker,
             answers,
             known: BTreeMap::new(),
+            order: Vec::new(),
+            paused: BTreeSet::new(),
         }
     }
 
-    /// The executions of all accepted lines.
+    /// The executions of accepted lines that end by themselves.
     pub fn executions(&self) -> impl Iterator<Item = (ExecutionId, &Tenant)> {
-        self.known.iter().map(|(id, (tenant, _))| (*id, tenant))
+        let known = self.known.iter();
+        let passing = known.filter(|(_, (_, is))| !matches!(is, Known::Kept(_)));
+        passing.map(|(id, (tenant, _))| (*id, tenant))
+    }
+
+    /// The executions of accepted lines that stay, with their roles.
+    pub fn kept(&self) -> Vec<(ExecutionId, Tenant, Role)> {
+        let kept = self.known.iter().filter_map(|(id, (tenant, is))| match is {
+            Known::Kept(role) => Some((*id, tenant.clone(), *role)),
+            _ => None,
+        });
+        kept.collect()
     }
 
     /// Sends a line until it is answered.
@@ -86,15 +107,24 @@ impl Client {
         }
         for id in line.executions()? {
             self.answers.note(id, Said::Accepted);
-            self.known.insert(id, (line.tenant.clone(), Known::Live));
+            let is = match line.role {
+                Role::Passes => Known::Live,
+                kept => Known::Kept(kept),
+            };
+            self.known.insert(id, (line.tenant.clone(), is));
+            self.order.push(id);
         }
         Ok(())
     }
 
     /// Asks for one change of one execution.
     pub async fn ask(&mut self, dice: &mut Dice) {
-        let open = self.known.iter().filter(|(_, (_, is))| *is != Known::Left);
-        let open: Vec<ExecutionId> = open.map(|(id, _)| *id).collect();
+        let is_open = |id: &&ExecutionId| {
+            let known = self.known.get(id);
+            known.is_some_and(|(_, is)| matches!(is, Known::Live | Known::Paused))
+        };
+        let open = self.order.iter().rev().filter(is_open).take(ASKED);
+        let open: Vec<ExecutionId> = open.copied().collect();
         let Some(id) = open.get(dice.below(open.len() as u64) as usize) else {
             return;
         };
@@ -109,6 +139,36 @@ impl Client {
             _ => ExecutionVerb::Pause,
         };
         self.change(*id, verb, dice).await;
+    }
+
+    /// Pauses a slow execution, or resumes it after a confirmed pause.
+    pub async fn toggle(&mut self, dice: &mut Dice) {
+        let kept = self.kept();
+        let slow = kept.iter().filter(|(.., role)| *role == Role::Slow);
+        let slow: Vec<_> = slow.collect();
+        let Some((id, tenant, _)) = slow.get(dice.below(slow.len() as u64) as usize) else {
+            return;
+        };
+        let pauses = !self.paused.contains(id);
+        let verb = match pauses {
+            true => ExecutionVerb::Pause,
+            false => ExecutionVerb::Resume,
+        };
+        let name = id.to_string();
+        let reply = client::execution(&self.broker, verb, tenant, &name, None).await;
+        let refusal = reply.map(|reply| reply.refusal);
+        match (refusal, pauses) {
+            (Ok(None), true) => {
+                self.paused.insert(*id);
+                self.answers.note(*id, Said::Paused);
+            }
+            (Ok(None), false) => {
+                self.paused.remove(id);
+                self.answers.note(*id, Said::Resumed);
+            }
+            (Ok(Some(code)), _) if !is_unclear(code) => {}
+            (Ok(Some(_)) | Err(_), _) => self.answers.note(*id, Said::Unknown),
+        }
     }
 
     async fn change(&mut self, id: ExecutionId, verb: ExecutionVerb, dice: &mut Dice) {
@@ -148,6 +208,19 @@ impl Client {
         };
         self.answers.note(id, said.0);
         *known = said.1;
+    }
+
+    /// Asks once for a pause or a cancel of an execution that stays.
+    pub async fn end_stay(&self, verb: ExecutionVerb, id: ExecutionId, tenant: &Tenant) {
+        let name = id.to_string();
+        let asked = client::execution(&self.broker, verb, tenant, &name, None).await;
+        if asked.is_ok_and(|reply| reply.error.is_none()) {
+            let said = match verb {
+                ExecutionVerb::Pause => Said::Paused,
+                _ => Said::Cancelled,
+            };
+            self.answers.note(id, said);
+        }
     }
 
     /// Resumes everything that is paused, as the ledgers say, so that all can end.

@@ -1,6 +1,8 @@
 //! Carries out the faults of a schedule on the processes of a cluster, and undoes them when their
 //! time has come.
 
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -16,15 +18,52 @@ enum Undo {
     /// Continue the process with this id.
     Continue(u32),
     /// Start it again.
-    Start(Target),
+    Start,
+}
+
+/// Since when each process that had a fault runs undisturbed. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub struct Calm(Arc<Mutex<BTreeMap<Target, Option<Instant>>>>);
+
+impl Calm {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Target, Option<Instant>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All children count as one.
+    fn of(target: Target) -> Target {
+        match target {
+            Target::Child(_) => Target::Child(0),
+            other => other,
+        }
+    }
+
+    fn ends(&self, target: Target) {
+        self.lock().insert(Self::of(target), None);
+    }
+
+    fn begins(&self, target: Target) {
+        self.lock().insert(Self::of(target), Some(Instant::now()));
+    }
+
+    /// True if a process has had no fault for this long.
+    pub fn lasts(&self, target: Target, time: Duration) -> bool {
+        match self.lock().get(&Self::of(target)) {
+            None => true,
+            Some(None) => false,
+            Some(Some(since)) => since.elapsed() > time,
+        }
+    }
 }
 
 /// The faults that are open.
 #[derive(Debug, Default)]
 pub struct Faults {
-    open: Vec<(Instant, Undo)>,
+    open: Vec<(Instant, Target, Undo)>,
     /// Number of faults so far.
     pub count: u32,
+    /// Who runs undisturbed.
+    pub calm: Calm,
 }
 
 impl Faults {
@@ -39,27 +78,20 @@ impl Faults {
         fault: Fault,
     ) -> anyhow::Result<()> {
         let target = chosen(cluster, target);
-        let undo = |target| Undo::Start(target);
-        if self.open.iter().any(|(_, open)| *open == undo(target)) {
+        if self.open.iter().any(|(_, open, _)| *open == target) {
             return Ok(());
         }
         let Some(pid) = pid_of(cluster, target) else {
             return Ok(());
         };
-        if self
-            .open
-            .iter()
-            .any(|(_, open)| *open == Undo::Continue(pid))
-        {
-            return Ok(());
-        }
         eprintln!("{target:?}: {fault:?}");
         self.count += 1;
+        self.calm.ends(target);
         let now = Instant::now();
         match fault {
             Fault::Stop(time) => {
                 signal(pid, Signal::STOP)?;
-                self.open.push((now + time, Undo::Continue(pid)));
+                self.open.push((now + time, target, Undo::Continue(pid)));
             }
             Fault::Kill(time) => {
                 match target {
@@ -71,11 +103,11 @@ impl Faults {
                     }
                     _ => signal(pid, Signal::KILL)?,
                 }
-                self.open.push((now + time, Undo::Start(target)));
+                self.open.push((now + time, target, Undo::Start));
             }
             Fault::Terminate(time) => {
                 signal(pid, Signal::TERM)?;
-                self.open.push((now + time, Undo::Start(target)));
+                self.open.push((now + time, target, Undo::Start));
             }
         }
         Ok(())
@@ -89,23 +121,25 @@ impl Faults {
         let now = Instant::now();
         let (due, open) = std::mem::take(&mut self.open)
             .into_iter()
-            .partition(|(at, _)| *at <= now);
+            .partition(|(at, ..)| *at <= now);
         self.open = open;
-        let due: Vec<(Instant, Undo)> = due;
-        for (_, undo) in due {
+        let due: Vec<(Instant, Target, Undo)> = due;
+        for (_, target, undo) in due {
             match undo {
                 // It may have been killed meanwhile.
                 Undo::Continue(pid) => drop(signal(pid, Signal::CONT)),
-                Undo::Start(target) => {
+                Undo::Start => {
                     if !start(cluster, target).await? {
                         // It still ends in order.
                         let soon = now + Duration::from_millis(200);
-                        self.open.push((soon, undo));
+                        self.open.push((soon, target, undo));
+                        continue;
                     }
                 }
             }
+            self.calm.begins(target);
         }
-        let next = self.open.iter().map(|(at, _)| *at).min();
+        let next = self.open.iter().map(|(at, ..)| *at).min();
         Ok(next.map(|at| at.saturating_duration_since(Instant::now())))
     }
 }
@@ -201,4 +235,29 @@ async fn start(cluster: &mut Cluster, target: Target) -> anyhow::Result<bool> {
         Target::Child(_) => {}
     }
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_calm_from_the_end_of_its_last_fault_on() {
+        let (calm, hour) = (Calm::default(), Duration::from_secs(3_600));
+        assert!(calm.lasts(Target::Broker, hour));
+        calm.ends(Target::Broker);
+        assert!(!calm.lasts(Target::Broker, Duration::ZERO));
+        calm.begins(Target::Broker);
+        assert!(!calm.lasts(Target::Broker, hour));
+        std::thread::sleep(Duration::from_millis(1));
+        assert!(calm.lasts(Target::Broker, Duration::ZERO));
+    }
+
+    #[test]
+    fn a_fault_of_one_child_disturbs_all_of_them() {
+        let calm = Calm::default();
+        calm.ends(Target::Child(7));
+        assert!(!calm.lasts(Target::Child(0), Duration::ZERO));
+        assert!(calm.lasts(Target::Worker(0), Duration::ZERO));
+    }
 }

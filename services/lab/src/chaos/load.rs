@@ -44,6 +44,9 @@ say(**{"is": "completed", "result": {"digest": str(count)}})
 /// Crashes of a program before it fails.
 const RETRIES: u32 = 1_000;
 
+/// A tenant of which one execution may run. One that finds no place takes its turns with the others.
+pub const STRAIT: &str = "strait";
+
 /// Name of the program in Python.
 pub const COUNTER: &str = "count@1";
 
@@ -59,6 +62,20 @@ pub fn write_counter(folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What becomes of the executions of a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// They end by themselves. The client asks for changes.
+    Passes,
+    /// They compute as long as the faults go on, then are paused.
+    Stays,
+    /// As [`Role::Stays`], with long capsules: the client pauses and resumes them again and again, and
+    /// each pause is open for seconds.
+    Slow,
+    /// No node can take them. They wait, and reserve in turn with the others of their tenant.
+    NoPlace,
+}
+
 /// A line of the load.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Line {
@@ -68,6 +85,8 @@ pub struct Line {
     pub submission: Value,
     /// The ids that it makes.
     pub names: Vec<String>,
+    /// What becomes of them.
+    pub role: Role,
 }
 
 impl Line {
@@ -84,6 +103,46 @@ impl Line {
         };
         self.names.iter().map(id).collect()
     }
+}
+
+/// Executions that live until everything else has ended: what leaks of them stays to be seen. Two
+/// commit as often as they may, one has a large σ, two have long capsules, and one finds no place
+/// under a quota.
+///
+/// # Errors
+/// Never for these tenants.
+pub fn standing() -> anyhow::Result<Vec<Line>> {
+    let steps = |rest_us: u64, state_bytes: u64, every_ms: u64| {
+        let params = json!({"capsules": 1_000_000, "rest_us": rest_us, "state_bytes": state_bytes});
+        json!({"program": "synthetic@1", "params": params, "commit": {"every_ms": every_ms}})
+    };
+    let mut slow = steps(5_000_000, 1_024, 0);
+    slow["commit"] = json!({"every": 1});
+    let nowhere = json!({"program": "synthetic@1", "requires": {"labels": {"no": "such"}}});
+    let lines = [
+        ("lab", "steady-1", Role::Stays, steps(20_000, 1_024, 200)),
+        ("lab", "steady-2", Role::Stays, steps(20_000, 1_024, 200)),
+        (
+            "lab",
+            "steady-large",
+            Role::Stays,
+            steps(60_000, 3_000_000, 500),
+        ),
+        ("lab", "slow-1", Role::Slow, slow.clone()),
+        ("lab", "slow-2", Role::Slow, slow),
+        (STRAIT, "nowhere", Role::NoPlace, nowhere),
+    ];
+    let line = |(tenant, name, role, mut submission): (&str, &str, Role, Value)| {
+        submission["id"] = json!(name);
+        submission["retries"] = json!(RETRIES);
+        Ok(Line {
+            tenant: tenant.parse()?,
+            submission,
+            names: vec![name.to_owned()],
+            role,
+        })
+    };
+    lines.into_iter().map(line).collect()
 }
 
 /// Draws the next lines. `number` makes their names unlike all others.
@@ -103,6 +162,7 @@ pub fn draw(dice: &mut Dice, number: u64) -> anyhow::Result<Vec<Line>> {
             tenant: tenant.clone(),
             names: vec![name.to_owned()],
             submission,
+            role: Role::Passes,
         }
     };
     let capsules = 50 + dice.below(250);
@@ -113,7 +173,7 @@ pub fn draw(dice: &mut Dice, number: u64) -> anyhow::Result<Vec<Line>> {
         }
         json!({"program": "synthetic@1", "params": params, "commit": {"every_ms": 200}})
     };
-    let lines = match dice.below(9) {
+    let lines = match dice.below(12) {
         0 => {
             let n = 60 + dice.below(60);
             let params = json!({"matrix": {"poisson2d": {"n": n}}, "load_cases": 3});
@@ -151,6 +211,7 @@ pub fn draw(dice: &mut Dice, number: u64) -> anyhow::Result<Vec<Line>> {
                 tenant: lab,
                 names: (0..count).map(|n| format!("{name}-{n}")).collect(),
                 submission,
+                role: Role::Passes,
             }]
         }
         5 => {
@@ -167,6 +228,17 @@ pub fn draw(dice: &mut Dice, number: u64) -> anyhow::Result<Vec<Line>> {
             let all = two.map(|name| one(&narrow, &name, steps(capsules / 2, json!({}))));
             all.into()
         }
+        8 => {
+            let strait: Tenant = STRAIT.parse()?;
+            vec![one(&strait, &name, steps(15, json!({})))]
+        }
+        // A request stays open for seconds until the next boundary.
+        9 | 10 => {
+            let long = json!({"capsules": 3 + dice.below(3), "rest_us": 5_000_000});
+            let mut submission = steps(0, long);
+            submission["commit"] = json!({"every": 1});
+            vec![one(&lab, &name, submission)]
+        }
         _ => vec![one(&lab, &name, steps(capsules, json!({})))],
     };
     Ok(lines)
@@ -182,8 +254,9 @@ mod tests {
     fn every_line_of_the_load_is_a_valid_submission_under_a_name_of_its_own() {
         let mut dice = Dice::new(3);
         let mut names = std::collections::BTreeSet::new();
-        for number in 0..200 {
-            for line in draw(&mut dice, number).unwrap() {
+        let drawn = (0..200).map(|number| draw(&mut dice, number).unwrap());
+        for lines in drawn.chain([standing().unwrap()]) {
+            for line in lines {
                 let submission: Submission =
                     serde_json::from_value(line.submission.clone()).unwrap();
                 submission.check().unwrap();

@@ -5,9 +5,11 @@
 //! from run to run.
 
 mod client;
+mod ending;
 mod faults;
 mod load;
 mod schedule;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,18 +19,20 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use fiec::exit::Outcome;
 use fiec::ui::Steps;
-use fiec_schemas::{Event, ExecutionId, Phase, Tenant, Timestamp};
-use tokio::time::{Instant, sleep};
+use fiec_schemas::messages::ExecutionVerb;
+use fiec_schemas::{Event, Timestamp};
+use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::sync::CancellationToken;
 
 use self::client::Client;
 use self::faults::Faults;
+use self::load::Role;
 use self::schedule::{Dice, Schedule};
 use crate::cluster::{Cluster, ClusterOptions};
 use crate::judge::checker::{self, Violation};
 use crate::judge::journal::Journal;
 use crate::judge::oracles::answers::Answers;
-use crate::judge::oracles::ledgers::last_of_each;
-use crate::judge::oracles::{self, Scene, health};
+use crate::judge::oracles::{self, Scene, health, recovery};
 use crate::judge::{address_of, overdue};
 
 /// Kill, stop and restart every process under a mixed load, and check that nothing is lost
@@ -53,8 +57,12 @@ const LONG_MINUTES: f64 = 5.0;
 /// Pause between two lines of the load, and between two requests of the client.
 const LINES: (u64, u64) = (600, 1_800);
 const REQUESTS: (u64, u64) = (200, 1_200);
-/// Longest time until everything has ended once all processes run again.
-const QUIET: Duration = Duration::from_secs(240);
+/// How long what was paused rests before the judgement. Superseded chunks are dropped meanwhile.
+const REST: Duration = Duration::from_secs(42);
+/// Longest interval of routine commits, in seconds.
+const LONGEST_INTERVAL: u64 = 2;
+/// Roles that compute until they are paused.
+const COMPUTE: [Role; 2] = [Role::Stays, Role::Slow];
 /// Bound of the oracles afterwards.
 const BOUND: Duration = Duration::from_secs(45);
 
@@ -65,11 +73,12 @@ fn options(args: &ChaosArgs) -> ClusterOptions {
         data_dir: args.data_dir.clone(),
         workers: 3,
         // A busy machine is no pressure here.
-        worker_args: words(
-            "--slots 3 --lease-seconds 3 --drain-seconds 3 --longest-commit-interval-seconds 2 \
+        worker_args: words(&format!(
+            "--slots 4 --lease-seconds 3 --drain-seconds 3 \
+             --longest-commit-interval-seconds {LONGEST_INTERVAL} \
              --allow-program * --threshold latency=1:0.99:1000 \
              --threshold memory_stall=1:0.99:1000",
-        ),
+        )),
         policies: 2,
         policy_args: words("--liveness-ms 3000"),
         history: true,
@@ -122,6 +131,15 @@ async fn play(cluster: &mut Cluster, seed: u64, minutes: f64) -> anyhow::Result<
     let client = Client::new(broker.clone(), answers.clone());
     let load = tokio::spawn(drive(client, seed, until));
     let mut faults = Faults::default();
+    let is_over = CancellationToken::new();
+    let _ends = is_over.clone().drop_guard();
+    let watch = tokio::spawn(watch::recovery_points(
+        broker.clone(),
+        faults.calm.clone(),
+        cluster.workers.len(),
+        recovery_bound(),
+        is_over.clone(),
+    ));
     let mut schedule = Schedule::new(seed, minutes >= LONG_MINUTES);
     while Instant::now() < until {
         let Some(step) = schedule.next() else { break };
@@ -138,13 +156,36 @@ async fn play(cluster: &mut Cluster, seed: u64, minutes: f64) -> anyhow::Result<
         "{} faults over {lines} lines; now everything must end",
         faults.count
     );
-    let mut found = settle(cluster, &mut client).await?;
+    is_over.cancel();
+    let mut found = watch.await.context("the watch has ended early")?;
+    report("while the faults went on", &found);
+    found.extend(ending::end_stays(cluster, &client, &COMPUTE, ExecutionVerb::Pause).await);
+    let rested = Instant::now() + REST;
+    let stuck = ending::settle(cluster, &mut client).await;
+    report("everything ends", &stuck);
+    found.extend(stuck);
+    sleep_until(rested).await;
     found.extend(wrong_results(&journal).await);
     found.extend(judge(cluster, &journal, &answers).await);
+    for roles in [&COMPUTE[..], &[Role::NoPlace]] {
+        found.extend(ending::end_stays(cluster, &client, roles, ExecutionVerb::Cancel).await);
+    }
     Ok(found)
 }
 
-/// A quota, and the program in Python.
+/// Says at once what was found. The judgement takes a while.
+fn report(when: &str, found: &[Violation]) {
+    for violation in found.iter().take(5) {
+        println!("{when}: {violation}");
+    }
+}
+
+fn recovery_bound() -> Duration {
+    let longest = Duration::from_secs(LONGEST_INTERVAL);
+    recovery::bound(longest, Duration::from_secs(5))
+}
+
+/// The quotas, and the program in Python.
 async fn prepare(cluster: &Cluster) -> anyhow::Result<()> {
     let folder = cluster.data_dir().join("count");
     load::write_counter(&folder)?;
@@ -152,6 +193,7 @@ async fn prepare(cluster: &Cluster) -> anyhow::Result<()> {
     let commands = [
         vec!["program", "push", load::COUNTER, &folder],
         vec!["quota", "set", "narrow", "--running", "2"],
+        vec!["quota", "set", load::STRAIT, "--running", "1"],
     ];
     let binary = std::env::current_exe().context("cannot find this program's own file")?;
     for command in commands {
@@ -186,6 +228,9 @@ async fn drive(mut client: Client, seed: u64, until: Instant) -> anyhow::Result<
     // Other numbers than those of the schedule.
     let mut dice = Dice::new(seed ^ u64::MAX);
     let (mut number, mut line_at, mut ask_at) = (0, Instant::now(), Instant::now());
+    for line in load::standing()? {
+        client.submit(&line).await?;
+    }
     while Instant::now() < until {
         if line_at <= Instant::now() {
             number += 1;
@@ -196,44 +241,12 @@ async fn drive(mut client: Client, seed: u64, until: Instant) -> anyhow::Result<
         }
         if ask_at <= Instant::now() {
             client.ask(&mut dice).await;
+            client.toggle(&mut dice).await;
             ask_at = Instant::now() + dice.between(REQUESTS.0, REQUESTS.1);
         }
         sleep(Duration::from_millis(20)).await;
     }
     Ok((client, number))
-}
-
-/// Waits until every execution has ended. What is paused is resumed.
-async fn settle(cluster: &Cluster, client: &mut Client) -> anyhow::Result<Vec<Violation>> {
-    let deadline = Instant::now() + QUIET;
-    loop {
-        let ledgers = last_of_each(&cluster.broker).await.unwrap_or_default();
-        let mut open: BTreeMap<ExecutionId, String> = BTreeMap::new();
-        let mut paused: Vec<(ExecutionId, Tenant)> = Vec::new();
-        for (id, tenant) in client.executions() {
-            match ledgers.get(&id).map(|last| &last.state.phase) {
-                None => drop(open.insert(id, "has no ledger".to_owned())),
-                Some(phase) if phase.is_terminal() => {}
-                Some(phase) => {
-                    if matches!(phase, Phase::Paused { .. }) {
-                        paused.push((id, tenant.clone()));
-                    }
-                    open.insert(id, format!("is {} and does not end", phase.kind()));
-                }
-            }
-        }
-        if open.is_empty() && !ledgers.is_empty() {
-            return Ok(Vec::new());
-        }
-        if Instant::now() >= deadline {
-            let late = open
-                .into_iter()
-                .map(|(id, what)| Violation::new(checker::Rule::Liveness, &id.to_string(), what));
-            return Ok(late.collect());
-        }
-        client.resume_all(&paused).await;
-        sleep(Duration::from_millis(500)).await;
-    }
 }
 
 /// Executions of the same submission have one result, however often they moved: the result of a
@@ -296,6 +309,7 @@ async fn judge(cluster: &mut Cluster, journal: &Journal, answers: &Answers) -> V
         policies: cluster.policies.len(),
         answers,
         patience: BOUND,
+        recovery: recovery_bound(),
     };
     let broken = oracles::settle(scene).await;
     if !broken.is_empty() {

@@ -34,7 +34,7 @@ impl Dice {
 }
 
 /// A kind of process. The number chooses one of its kind.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Target {
     /// The broker.
     Broker,
@@ -76,14 +76,39 @@ pub struct Schedule {
     dice: Dice,
     /// Draw stops of over a minute, too: beyond the retries of an append.
     long: bool,
+    /// Steps until the history alone is away.
+    until_calm: u64,
+    /// How long the last step must be left alone.
+    alone: Duration,
 }
 
 impl Schedule {
     /// The schedule of a seed.
     pub fn new(seed: u64, long: bool) -> Self {
+        let mut dice = Dice::new(seed);
+        let until_calm = 6 + dice.below(10);
         Self {
-            dice: Dice::new(seed),
+            dice,
             long,
+            until_calm,
+            alone: Duration::ZERO,
+        }
+    }
+
+    /// The recorder alone is away for so long that commits without a bound would become too rare,
+    /// and, in a long run, that the broker forgets its consumers. The ledgers still hold what it has
+    /// not read: with 24 messages at first, and then one in 2 s, 64 last for about 80 s.
+    fn calm(&mut self) -> Step {
+        self.until_calm = 30 + self.dice.below(20);
+        let (from, to) = if self.long {
+            (66_000, 72_000)
+        } else {
+            (55_000, 60_000)
+        };
+        self.alone = self.dice.between(from, to);
+        Step {
+            after: self.dice.between(4_000, 6_000),
+            faults: vec![(Target::Recorder, Fault::Stop(self.alone))],
         }
     }
 
@@ -129,7 +154,11 @@ impl Iterator for Schedule {
     type Item = Step;
 
     fn next(&mut self) -> Option<Step> {
-        let after = self.dice.between(200, 4_000);
+        if self.until_calm == 0 {
+            return Some(self.calm());
+        }
+        self.until_calm -= 1;
+        let after = std::mem::take(&mut self.alone) + self.dice.between(200, 4_000);
         let count = if self.dice.below(4) == 0 { 2 } else { 1 };
         let mut faults: Vec<(Target, Fault)> = Vec::new();
         for _ in 0..count {
@@ -172,5 +201,21 @@ mod tests {
         ];
         assert!(wanted.iter().all(|is| faults.iter().any(is)));
         assert!(all.iter().any(|step| step.faults.len() == 2));
+    }
+
+    #[test]
+    fn the_recorder_is_away_alone_in_the_first_minute_of_every_schedule() {
+        for seed in 0..100 {
+            let steps: Vec<Step> = Schedule::new(seed, false).take(20).collect();
+            let half = Duration::from_secs(45);
+            let is_long = |step: &Step| matches!(step.faults[..], [(Target::Recorder, Fault::Stop(ms))] if ms >= half);
+            let at = steps.iter().position(is_long).unwrap();
+            let Fault::Stop(alone) = steps[at].faults[0].1 else {
+                unreachable!();
+            };
+            assert!(steps[at + 1].after >= alone, "seed {seed}");
+            let before: Duration = steps[..=at].iter().map(|step| step.after).sum();
+            assert!(before < 2 * half, "seed {seed}: {before:?}");
+        }
     }
 }

@@ -52,6 +52,8 @@ pub struct Scene<'a> {
     pub answers: &'a Answers,
     /// Bound of the oracles.
     pub patience: Duration,
+    /// Most age of a commit by time ([`recovery::bound`]).
+    pub recovery: Duration,
 }
 
 /// Observes until nothing is wrong. Gives what every observation within the bound has shown.
@@ -98,7 +100,7 @@ async fn observe(scene: &Scene<'_>) -> Vec<Violation> {
     add(agreement::observe(scene.broker, scene.policies, &before).await);
     if scene.policies > 0 {
         add(liveness::observe(scene.broker, &before).await);
-        add(recovery::observe(scene.broker, &before).await);
+        add(recovery::observe(scene.broker, scene.recovery, |_| true).await);
         add(leaks::observe(scene.broker, &before).await);
     }
     add(outbox::observe(scene.broker, scene.journal).await);
