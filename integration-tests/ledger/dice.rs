@@ -4,27 +4,24 @@
 use std::time::SystemTime;
 
 use async_nats::HeaderMap;
+use fiec_lab::chaos::schedule;
 use fiec_schemas::messages::HANDOVER_HEADER;
 use fiec_schemas::{Submission, subjects};
 use serde_json::{Value, json};
 
-/// Draws the garbage: the same for the same seed (Steele, Lea and Flood's SplitMix64).
-pub struct Dice(u64);
+/// Draws the garbage: the same for the same seed.
+pub struct Dice(schedule::Dice);
 
 impl Dice {
     pub fn new() -> Self {
         let now = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_micros() as u64;
         let seed = std::env::var("FIEC_SEED").map_or(now, |seed| seed.parse().unwrap());
         println!("garbage of FIEC_SEED={seed}");
-        Self(seed)
+        Self(schedule::Dice::new(seed))
     }
 
     pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next()
     }
 
     pub fn below(&mut self, n: usize) -> usize {

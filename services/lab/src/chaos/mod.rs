@@ -8,7 +8,7 @@ mod client;
 mod ending;
 mod faults;
 mod load;
-mod schedule;
+pub mod schedule;
 mod watch;
 
 use std::collections::BTreeMap;
