@@ -21,7 +21,7 @@ impl Dice {
     }
 
     pub fn next(&mut self) -> u64 {
-        self.0.next()
+        self.0.draw()
     }
 
     pub fn below(&mut self, n: usize) -> usize {

@@ -14,7 +14,7 @@ impl Dice {
     }
 
     /// The next number.
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -24,7 +24,7 @@ impl Dice {
 
     /// A number from 0 to `n - 1`.
     pub fn below(&mut self, n: u64) -> u64 {
-        self.next() % n.max(1)
+        self.draw() % n.max(1)
     }
 
     /// A time within these bounds, in ms.
@@ -113,7 +113,7 @@ impl Schedule {
     }
 
     fn target(&mut self) -> Target {
-        let which = self.dice.next();
+        let which = self.dice.draw();
         match self.dice.below(12) {
             0 | 1 => Target::Broker,
             2 => Target::Postgres,
