@@ -265,7 +265,7 @@ fn each_kind_of_leak_is_found() {
         nodes: BTreeSet::from(["node-n1".to_owned()]),
         orphans: Vec::new(),
         waits_since: None,
-        now: at(100),
+        now: at(300),
     };
     assert_eq!(judged(kept()), []);
     let leaks = [

@@ -316,7 +316,7 @@ async fn a_worker_that_is_told_to_end_hands_over_what_it_runs_and_loses_nothing(
 
 #[tokio::test]
 async fn what_is_cancelled_while_it_is_paused_leaves_no_large_state_behind() {
-    let lab = Lab::start(workers(1)).await;
+    let mut lab = Lab::start(workers(1)).await;
     let params = json!({"capsules": 100_000, "rest_us": 5_000, "state_bytes": 1_000_000});
     let id = lab.publish_json(&body("large", &params)).await;
     lab.journal.computing(id, 1).await;
@@ -334,6 +334,8 @@ async fn what_is_cancelled_while_it_is_paused_leaves_no_large_state_behind() {
 
     lab.fiec(&["cancel", "large"]).await.expect(0);
     lab.journal.ended(id, "cancelled").await;
+    // A worker that leaves drops at once what it would keep for a while.
+    lab.worker(&Cluster::node(1)).signal(Signal::TERM).unwrap();
     let what = "its last state and all before it are dropped";
     until(what, async || {
         let stream = subjects::CHUNK_STREAM;

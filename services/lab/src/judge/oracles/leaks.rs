@@ -15,7 +15,7 @@ use super::ledgers::Last;
 use crate::judge::checker::{Rule, Violation};
 
 /// Time for a worker, and after it for the collector, to drop superseded chunks, in ms.
-const SUPERSEDED_MS: i64 = 40_000;
+const SUPERSEDED_MS: i64 = 200_000;
 /// Time for a submission to be taken in, in ms.
 const TAKEN_IN_MS: i64 = 15_000;
 
