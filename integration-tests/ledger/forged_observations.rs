@@ -265,6 +265,7 @@ fn each_kind_of_leak_is_found() {
         nodes: BTreeSet::from(["node-n1".to_owned()]),
         orphans: Vec::new(),
         waits_since: None,
+        superseded_ms: 40_000,
         now: at(300),
     };
     assert_eq!(judged(kept()), []);

@@ -220,6 +220,7 @@ impl Lab {
             answers: &self.answers,
             patience: self.patience,
             recovery: RECOVERY,
+            superseded: Duration::from_secs(150),
         })
         .await;
         found.retain(|broken| !self.exempt.iter().any(|e| e.explains(broken.rule)));

@@ -192,6 +192,10 @@ pub struct WorkerArgs {
     /// longer, and the history of a long outage has gaps
     #[arg(long, default_value_t = 60.0)]
     pub longest_commit_interval_seconds: f64,
+    /// Seconds for which chunks of a state are kept that a newer commit has replaced; longer than
+    /// what a broker can lose in a power loss
+    #[arg(long, default_value_t = 150.0)]
+    pub superseded_seconds: f64,
     #[command(flatten)]
     pub http: HttpArg,
 }
@@ -222,6 +226,7 @@ pub async fn worker(args: WorkerArgs, global: &Global) -> anyhow::Result<Outcome
         longest_commit_interval: Duration::from_secs_f64(
             args.longest_commit_interval_seconds.clamp(0.001, 86_400.0),
         ),
+        superseded_after: Duration::from_secs_f64(args.superseded_seconds.clamp(0.0, 86_400.0)),
         ..fiec_agent::Options::new(node.clone())
     };
     options.allow_programs = args.allow_program;

@@ -59,6 +59,8 @@ const LINES: (u64, u64) = (600, 1_800);
 const REQUESTS: (u64, u64) = (200, 1_200);
 /// How long what was paused rests before the judgement. Superseded chunks are dropped meanwhile.
 const REST: Duration = Duration::from_secs(42);
+/// How long workers keep superseded chunks.
+const SUPERSEDED: Duration = Duration::from_secs(5);
 /// Longest interval of routine commits, in seconds.
 const LONGEST_INTERVAL: u64 = 2;
 /// Roles that compute until they are paused.
@@ -76,8 +78,10 @@ fn options(args: &ChaosArgs) -> ClusterOptions {
         worker_args: words(&format!(
             "--slots 4 --lease-seconds 3 --drain-seconds 3 \
              --longest-commit-interval-seconds {LONGEST_INTERVAL} \
+             --superseded-seconds {} \
              --allow-program * --threshold latency=1:0.99:1000 \
              --threshold memory_stall=1:0.99:1000",
+            SUPERSEDED.as_secs(),
         )),
         policies: 2,
         policy_args: words("--liveness-ms 3000"),
@@ -310,6 +314,7 @@ async fn judge(cluster: &mut Cluster, journal: &Journal, answers: &Answers) -> V
         answers,
         patience: BOUND,
         recovery: recovery_bound(),
+        superseded: SUPERSEDED,
     };
     let broken = oracles::settle(scene).await;
     if !broken.is_empty() {

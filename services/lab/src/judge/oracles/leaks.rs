@@ -3,6 +3,7 @@
 //! in.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use fiec_broker::chunks::Manifest;
 use fiec_broker::collect::{self, Store};
@@ -14,8 +15,8 @@ use futures_util::TryStreamExt as _;
 use super::ledgers::Last;
 use crate::judge::checker::{Rule, Violation};
 
-/// Time for a worker, and after it for the collector, to drop superseded chunks, in ms.
-const SUPERSEDED_MS: i64 = 200_000;
+/// Time for the collector to drop chunks that their worker has not dropped, in ms.
+const COLLECTED_MS: i64 = 35_000;
 /// Time for a submission to be taken in, in ms.
 const TAKEN_IN_MS: i64 = 15_000;
 
@@ -37,16 +38,20 @@ pub struct Kept {
     /// When the oldest submission that waits was stored.
     pub waits_since: Option<Timestamp>,
     pub now: Timestamp,
+    /// Time for which superseded chunks stay, in ms.
+    pub superseded_ms: i64,
 }
 
-/// Reads what the broker keeps.
+/// Reads what the broker keeps. `superseded`: how long workers keep superseded chunks.
 pub async fn observe(
     broker: &Broker,
     ledgers: &BTreeMap<ExecutionId, Last>,
+    superseded: Duration,
 ) -> Result<Vec<Violation>, String> {
     let words = |error: &dyn std::fmt::Display| error.to_string();
     let mut kept = Kept {
         now: broker.now(),
+        superseded_ms: COLLECTED_MS + i64::try_from(superseded.as_millis()).unwrap_or(i64::MAX / 2),
         ..Kept::default()
     };
     for payload in last_of_each(broker, subjects::QUOTA_STREAM).await? {
@@ -147,7 +152,7 @@ pub fn judge(ledgers: &BTreeMap<ExecutionId, Last>, kept: &Kept) -> Vec<Violatio
             continue;
         };
         // Superseded chunks stay for a while.
-        let is_old = kept.now.millis() - last.state.at.millis() > SUPERSEDED_MS;
+        let is_old = kept.now.millis() - last.state.at.millis() > kept.superseded_ms;
         let named = kept.named.get(id).copied().unwrap_or(0);
         if is_old && *count > named {
             say(

@@ -54,6 +54,8 @@ pub struct Scene<'a> {
     pub patience: Duration,
     /// Most age of a commit by time ([`recovery::bound`]).
     pub recovery: Duration,
+    /// How long workers keep chunks that a newer commit has replaced.
+    pub superseded: Duration,
 }
 
 /// Observes until nothing is wrong. Gives what every observation within the bound has shown.
@@ -101,7 +103,7 @@ async fn observe(scene: &Scene<'_>) -> Vec<Violation> {
     if scene.policies > 0 {
         add(liveness::observe(scene.broker, &before).await);
         add(recovery::observe(scene.broker, scene.recovery, |_| true).await);
-        add(leaks::observe(scene.broker, &before).await);
+        add(leaks::observe(scene.broker, &before, scene.superseded).await);
     }
     add(outbox::observe(scene.broker, scene.journal).await);
     add(configuration::observe(scene.broker).await);
