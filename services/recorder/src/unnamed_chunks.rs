@@ -3,7 +3,8 @@
 //! left behind by a worker that was killed before that, or by an append that failed.
 //!
 //! A commit takes its chunks from the commit before, or stores them after that one. So a chunk that
-//! is older than the last commit, and that the last commit does not name, is never named again. The
+//! is older than the last commit, and that the last commit does not name, is never named again. While
+//! nobody holds the execution, no commit is in flight, and this holds for younger chunks too. The
 //! only exception is a broker that loses the end of a ledger: an earlier commit is then the last
 //! one. Therefore a chunk must be unnamed at two looks, with a grace between them.
 //!
@@ -16,7 +17,7 @@ use std::time::Duration;
 use fiec_broker::chunk_list;
 use fiec_broker::chunks::{self, Manifest};
 use fiec_broker::{Broker, BrokerError, Ledger, collect, outbox, store};
-use fiec_schemas::{ExecutionId, Sequence, Tenant, Timestamp, subjects};
+use fiec_schemas::{ExecutionId, Phase, Sequence, Tenant, Timestamp, subjects};
 
 use crate::error::Result;
 use crate::ledger::{Shared, pause};
@@ -26,7 +27,8 @@ const SWEEPS: u32 = 4;
 
 /// The chunks that an execution may still need.
 enum Needed {
-    /// Those that the last commit of a live execution names. Its chunks may be younger.
+    /// Those that the last commit of a live execution names. Chunks that are younger than this time
+    /// may be of a commit in flight.
     Named(HashSet<Sequence>, Timestamp),
     /// None: it ended then.
     None(Timestamp),
@@ -49,6 +51,10 @@ async fn needed(broker: &Broker, tenant: &Tenant, id: ExecutionId) -> Result<Opt
         outbox::settle(broker, &state).await?;
         return Ok(Some(Needed::None(state.at)));
     }
+    let is_idle = matches!(
+        state.phase,
+        Phase::Pending | Phase::Paused { .. } | Phase::Verifying { .. }
+    );
     let place = state.boundary.filter(store::is_large);
     let Some((place, seq)) = place.and_then(|place| Some((place.digest, place.seq?))) else {
         return Ok(None);
@@ -63,7 +69,8 @@ async fn needed(broker: &Broker, tenant: &Tenant, id: ExecutionId) -> Result<Opt
     let manifest = Manifest::decode(&commit.body).ok().filter(|_| is_it);
     Ok(manifest.map(|manifest| {
         let named = manifest.chunks.iter().map(|chunk| chunk.seq).collect();
-        Needed::Named(named, of.at)
+        // While nobody holds the execution, no commit is in flight.
+        Needed::Named(named, if is_idle { broker.now() } else { of.at })
     }))
 }
 

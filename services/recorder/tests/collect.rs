@@ -357,6 +357,39 @@ async fn chunks_that_no_commit_of_a_live_execution_names_go_and_those_of_a_commi
 }
 
 #[tokio::test]
+async fn a_chunk_of_a_commit_that_a_killed_worker_did_not_append_goes_while_its_execution_is_paused()
+ {
+    let world = world().await;
+    let mut paused = world.submit(r#"{"program":"synthetic@1"}"#).await;
+    world.start(&mut paused).await;
+    let named = world.piece(&paused, "of its last commit").await;
+    world.commit_pieces(&mut paused, 1, &[named]).await;
+    let left = world
+        .piece(&paused, "of a commit that was never appended")
+        .await;
+    let yielded = Event::Yielded {
+        cause: Cause::Lost { silent_ms: 1 },
+        computed_until: Timestamp::now(),
+    };
+    let who = "ann".to_owned();
+    world
+        .append(&mut paused, vec![yielded, Event::Paused { who }])
+        .await;
+    let (stop, recorder) = world.recorder(false);
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+    while world.has_piece(left).await {
+        assert!(tokio::time::Instant::now() < deadline, "the chunk stays");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(
+        world.has_piece(named).await,
+        "σ of its last commit was removed"
+    );
+    stop.cancel();
+    recorder.await.unwrap().unwrap();
+}
+
+#[tokio::test]
 async fn chunks_of_an_execution_that_ended_on_a_killed_worker_go_before_the_tables_are_old() {
     let world = world().await;
     let mut ended = world.submit(r#"{"program":"synthetic@1"}"#).await;

@@ -56,6 +56,9 @@ impl Calm {
     }
 }
 
+/// Pause before a service that ended by itself is started again.
+const SUPERVISED: Duration = Duration::from_secs(1);
+
 /// The faults that are open.
 #[derive(Debug, Default)]
 pub struct Faults {
@@ -113,11 +116,34 @@ impl Faults {
         Ok(())
     }
 
+    /// Plans to start again what has ended by itself, as a supervisor does: a service that is started
+    /// while the broker is stopped gives up.
+    fn supervise(&mut self, cluster: &mut Cluster) {
+        let number = |at: usize| at as u64;
+        let policies = cluster.policies.iter_mut().enumerate();
+        let policies = policies.map(|(at, process)| (Target::Policy(number(at)), process));
+        let workers = cluster.workers.iter_mut().enumerate();
+        let workers = workers.map(|(at, process)| (Target::Worker(number(at)), process));
+        let recorder = cluster.recorder.iter_mut();
+        let recorder = recorder.map(|process| (Target::Recorder, process));
+        for (target, process) in policies.chain(workers).chain(recorder) {
+            let is_open = self.open.iter().any(|(_, open, _)| *open == target);
+            let Some(status) = process.ended().filter(|_| !is_open) else {
+                continue;
+            };
+            eprintln!("{target:?} ended by itself ({status}); started again");
+            self.calm.ends(target);
+            self.open
+                .push((Instant::now() + SUPERVISED, target, Undo::Start));
+        }
+    }
+
     /// Undoes what is due. Gives the time until the next one.
     ///
     /// # Errors
     /// If a process cannot be started.
     pub async fn undo_due(&mut self, cluster: &mut Cluster) -> anyhow::Result<Option<Duration>> {
+        self.supervise(cluster);
         let now = Instant::now();
         let (due, open) = std::mem::take(&mut self.open)
             .into_iter()

@@ -59,6 +59,8 @@ const LINES: (u64, u64) = (600, 1_800);
 const REQUESTS: (u64, u64) = (200, 1_200);
 /// How long what was paused rests before the judgement. Superseded chunks are dropped meanwhile.
 const REST: Duration = Duration::from_secs(42);
+/// Time without an open fault after which everything runs: services have come up or given up.
+const SETTLED: Duration = Duration::from_secs(8);
 /// How long workers keep superseded chunks.
 const SUPERSEDED: Duration = Duration::from_secs(5);
 /// Longest interval of routine commits, in seconds.
@@ -152,8 +154,12 @@ async fn play(cluster: &mut Cluster, seed: u64, minutes: f64) -> anyhow::Result<
             faults.begin(cluster, target, fault).await?;
         }
     }
-    while let Some(next) = faults.undo_due(cluster).await? {
-        sleep(next.min(Duration::from_millis(100))).await;
+    let mut calm_since = Instant::now();
+    while calm_since.elapsed() < SETTLED {
+        if faults.undo_due(cluster).await?.is_some() {
+            calm_since = Instant::now();
+        }
+        sleep(Duration::from_millis(100)).await;
     }
     let (mut client, lines) = load.await.context("the load has ended early")??;
     println!(
