@@ -45,6 +45,8 @@ pub struct Client {
     known: BTreeMap<ExecutionId, (Tenant, Known)>,
     /// All of them, in the order of their lines.
     order: Vec<ExecutionId>,
+    /// Members of gangs.
+    members: BTreeSet<ExecutionId>,
     /// The slow ones that were said to be paused.
     paused: BTreeSet<ExecutionId>,
 }
@@ -56,6 +58,7 @@ impl Client {
             broker,
             answers,
             known: BTreeMap::new(),
+            members: BTreeSet::new(),
             order: Vec::new(),
             paused: BTreeSet::new(),
         }
@@ -109,6 +112,10 @@ impl Client {
             self.answers.note(id, Said::Accepted);
             let is = match line.role {
                 Role::Passes => Known::Live,
+                Role::Member => {
+                    self.members.insert(id);
+                    Known::Live
+                }
                 kept => Known::Kept(kept),
             };
             self.known.insert(id, (line.tenant.clone(), is));
@@ -133,7 +140,7 @@ impl Client {
         };
         let verb = match (known, dice.below(8)) {
             (Known::Paused, _) => ExecutionVerb::Resume,
-            (_, 0) => ExecutionVerb::Cancel,
+            (_, 0) if !self.members.contains(id) => ExecutionVerb::Cancel,
             (_, 1) => ExecutionVerb::Yield,
             (_, 2 | 3) => ExecutionVerb::Adjust,
             _ => ExecutionVerb::Pause,

@@ -67,6 +67,8 @@ pub fn write_counter(folder: &Path) -> anyhow::Result<()> {
 pub enum Role {
     /// They end by themselves. The client asks for changes.
     Passes,
+    /// As [`Role::Passes`], but never cancelled: the rest of a gang would wait for ever.
+    Member,
     /// They compute as long as the faults go on, then are paused.
     Stays,
     /// As [`Role::Stays`], with long capsules: the client pauses and resumes them again and again, and
@@ -219,7 +221,10 @@ pub fn draw(dice: &mut Dice, number: u64) -> anyhow::Result<Vec<Line>> {
                 let mut submission = steps(40, json!({}));
                 submission["batch"] = json!(name);
                 submission["gang"] = json!({"name": name, "size": 2});
-                one(&lab, &format!("{name}-g{n}"), submission)
+                Line {
+                    role: Role::Member,
+                    ..one(&lab, &format!("{name}-g{n}"), submission)
+                }
             };
             vec![member(0), member(1)]
         }
