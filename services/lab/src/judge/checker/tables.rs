@@ -83,6 +83,8 @@ pub struct Snapshot {
     pub records: BTreeMap<&'static str, BTreeSet<i64>>,
     /// Rows of the tables that should be empty.
     pub missing: Vec<String>,
+    /// Executions with a stated gap.
+    pub with_gaps: BTreeSet<String>,
     /// Times that stand in the wrong order.
     pub reversed: Vec<String>,
     /// Checkpoints of the recorder.
@@ -153,6 +155,8 @@ async fn at_once(pool: &PgPool) -> sqlx::Result<Snapshot> {
         let found = found.into_iter().map(|row| format!("{table}: {row}"));
         snapshot.missing.extend(found);
     }
+    let gaps = "SELECT DISTINCT execution::text FROM ledger_gaps";
+    snapshot.with_gaps = rows(&mut tx, gaps).await?.into_iter().collect();
     let clocks = format!("interval '{CLOCKS_MS} ms'");
     snapshot.reversed = rows(
         &mut tx,
