@@ -86,7 +86,7 @@ async fn answer(broker: Broker, mut asked: mpsc::Receiver<Question>) {
             };
         }
         for Question { execution, answer } in questions.drain(..) {
-            // Whoever asked may be gone.
+            // The task that asked may have ended.
             let _ = answer.send(ended.get(&execution).copied());
         }
     }

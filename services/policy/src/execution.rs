@@ -216,8 +216,8 @@ pub struct Attained {
     pub at: Millis,
 }
 
-/// What was known of an execution before an append of this service. The policy acts as if the append
-/// were stored, and returns to this if it is not.
+/// The policy's view of an execution before an append of this service. The policy acts as if the
+/// append were stored, and returns to this view if it is not.
 #[derive(Debug, Clone, Copy)]
 pub struct Before {
     /// Its stage.

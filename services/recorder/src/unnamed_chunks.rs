@@ -47,7 +47,7 @@ async fn needed(broker: &Broker, tenant: &Tenant, id: ExecutionId) -> Result<Opt
     };
     let state = last.message.state;
     if state.phase.is_terminal() {
-        // What it owes to the outside lies in a chunk until it is published.
+        // Emitted messages lie in a chunk until they are published.
         outbox::settle(broker, &state).await?;
         return Ok(Some(Needed::None(state.at)));
     }

@@ -9,8 +9,8 @@ use crate::time::Now;
 
 /// Pause before the policy decides again after a reread that showed an older message than is known.
 const DECIDE_AGAIN_MS: u64 = 1_000;
-/// So many older messages in a row are believed: the last messages of the ledger were removed. A
-/// replica of the broker that lags has caught up by then.
+/// Number of older messages in a row after which the policy believes them. The last messages of the
+/// ledger were removed then: a replica of the broker that lags has caught up by that time.
 const OLD_REREADS: u8 = 5;
 
 impl Policy {

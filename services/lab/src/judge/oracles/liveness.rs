@@ -17,7 +17,7 @@ use crate::judge::checker::{Rule, Violation};
 /// Most pending executions that are asked about in one observation.
 const ASKED: usize = 32;
 
-/// What is known of pending executions.
+/// Answers of the policy service about pending executions, and the quotas.
 #[derive(Debug, Clone, Default)]
 pub struct Waiting {
     /// The policy service's explanation of each.

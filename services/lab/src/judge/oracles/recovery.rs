@@ -47,7 +47,7 @@ pub fn judge(
             continue;
         };
         let computes = matches!(state.phase, Phase::Started(_)) && state.parked.is_none();
-        // Who asks for a commit every so many boundaries sets the bound.
+        // A submission that commits by boundaries sets its own bound.
         let by_time = state
             .spec
             .as_ref()
