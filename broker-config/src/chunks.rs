@@ -25,13 +25,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_nats::jetstream::context::PublishAckFuture;
 use async_nats::jetstream::message::PublishMessage;
-use async_nats::jetstream::stream::{DirectGetErrorKind, Stream};
+use async_nats::jetstream::stream::Stream;
 use bytes::{Bytes, BytesMut};
 use fiec_schemas::{Digest, ExecutionId, Sequence, Tenant, subjects};
 use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
 use serde_json::json;
 
-use crate::{Broker, BrokerError};
+use crate::{Broker, BrokerError, leader};
 
 const MAGIC: &[u8; 8] = b"FIECCHK1";
 const HEAD: usize = 28;
@@ -304,12 +304,12 @@ async fn fetch(stream: &Stream<()>, chunk: Chunk) -> Result<Bytes, BrokerError> 
     if chunk.seq == 0 {
         return Err(missing(": it was not stored yet"));
     }
-    let found = match tokio::time::timeout(SILENCE, stream.direct_get(chunk.seq)).await {
-        Ok(Ok(message)) => message.payload.clone(),
-        Ok(Err(error)) if error.kind() == DirectGetErrorKind::NotFound => {
-            return Err(missing(": a newer commit has superseded it"));
-        }
-        Ok(Err(error)) => return Err(BrokerError::operation(format!("read {}", what()))(error)),
+    let name = what();
+    let read = leader::contents(stream, chunk.seq, &name);
+    let found = match tokio::time::timeout(SILENCE, read).await {
+        Ok(Ok(Some(message))) => message.payload,
+        Ok(Ok(None)) => return Err(missing(": a newer commit has superseded it")),
+        Ok(Err(error)) => return Err(error),
         // The chunk may exist: a retry may read it.
         Err(_) => {
             let late = std::io::Error::new(std::io::ErrorKind::TimedOut, "nothing came in time");

@@ -4,12 +4,12 @@
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
 
-use async_nats::jetstream::stream::{DirectGetErrorKind, Stream};
+use async_nats::jetstream::stream::Stream;
 use fiec_schemas::{ExecutionId, Sequence, subjects};
 use futures_util::{StreamExt, TryStreamExt, stream};
 
 use crate::objects::Bucket;
-use crate::{Broker, BrokerError};
+use crate::{Broker, BrokerError, leader};
 
 /// Concurrent requests.
 const AT_ONCE: usize = 16;
@@ -24,7 +24,7 @@ pub enum Store {
 }
 
 impl Store {
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Data => subjects::DATA_BUCKET,
             Self::States => subjects::STATE_BUCKET,
@@ -134,14 +134,9 @@ pub async fn remove(broker: &Broker, store: Store, object: &Stored) -> Result<bo
 
 /// Time since the last message of a subject. None if it has no message.
 async fn age_of(stream: &Stream<()>, subject: &str) -> Result<Option<Duration>, BrokerError> {
-    match stream.direct_get_last_for_subject(subject).await {
-        Ok(last) => {
-            let age = SystemTime::now().duration_since(last.time.into());
-            Ok(Some(age.unwrap_or_default()))
-        }
-        Err(error) if error.kind() == DirectGetErrorKind::NotFound => Ok(None),
-        Err(error) => Err(BrokerError::operation(format!("look at {subject}"))(error)),
-    }
+    let last = leader::last(stream, subject).await?;
+    let age = last.map(|last| SystemTime::now().duration_since(last.time.into()));
+    Ok(age.map(Result::unwrap_or_default))
 }
 
 /// Removes a subject's messages from a stream, if the last one is older than `grace`. Returns

@@ -6,13 +6,13 @@ use async_nats::jetstream;
 use async_nats::jetstream::context::{PublishAckFuture, PublishError, PublishErrorKind};
 use async_nats::jetstream::object_store::ObjectStore;
 use async_nats::jetstream::publish::PublishAck;
-use fiec_schemas::subjects;
 use percent_encoding::percent_decode_str;
 use std::sync::Arc;
 use tokio::sync::{OnceCell, watch};
 use tokio::time::Instant;
 
 use crate::BrokerClock;
+use crate::collect::Store;
 
 /// An error of the broker or of its connection.
 #[derive(Debug, thiserror::Error)]
@@ -308,21 +308,13 @@ impl Broker {
         self.ack_within * 4
     }
 
-    /// The object store of large σ.
-    pub(crate) async fn states(&self) -> Result<&ObjectStore, BrokerError> {
-        self.bucket(&self.states, subjects::STATE_BUCKET).await
-    }
-
-    /// The object store of inputs and outputs.
-    pub(crate) async fn data(&self) -> Result<&ObjectStore, BrokerError> {
-        self.bucket(&self.data, subjects::DATA_BUCKET).await
-    }
-
-    async fn bucket<'a>(
-        &'a self,
-        cell: &'a OnceCell<ObjectStore>,
-        name: &str,
-    ) -> Result<&'a ObjectStore, BrokerError> {
+    /// An object store.
+    pub(crate) async fn store(&self, store: Store) -> Result<&ObjectStore, BrokerError> {
+        let cell = match store {
+            Store::States => &self.states,
+            Store::Data => &self.data,
+        };
+        let name = store.name();
         cell.get_or_try_init(|| self.js.get_object_store(name))
             .await
             .map_err(BrokerError::operation(format!("open object store {name}")))

@@ -3,10 +3,9 @@
 
 use std::collections::VecDeque;
 
-use async_nats::jetstream::stream::DirectGetErrorKind;
 use fiec_schemas::{Sequence, subjects};
 
-use crate::{Broker, BrokerError};
+use crate::{Broker, BrokerError, leader};
 
 /// Messages that are remembered, because some may have dropped out by the stream's limits.
 const REMEMBERED: usize = 16;
@@ -73,15 +72,11 @@ impl Identity {
             return went_back;
         }
         for (seq, text) in self.last.iter().rev() {
-            match found.direct_get(*seq).await {
-                Ok(message) => {
-                    let header = message.headers.get(subjects::EVENT_HEADER);
-                    let same = header.is_some_and(|header| header.as_str() == text);
-                    return if same { Ok(None) } else { went_back };
-                }
-                // It has dropped out by the stream's limits. An earlier one may exist.
-                Err(error) if error.kind() == DirectGetErrorKind::NotFound => {}
-                Err(error) => return Err(BrokerError::operation(what())(error)),
+            // None: it has dropped out by the stream's limits. An earlier one may exist.
+            if let Some(message) = leader::contents(&found, *seq, &what()).await? {
+                let header = message.headers.get(subjects::EVENT_HEADER);
+                let same = header.is_some_and(|header| header.as_str() == text);
+                return if same { Ok(None) } else { went_back };
             }
         }
         Ok(None)

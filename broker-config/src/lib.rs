@@ -13,6 +13,7 @@ pub mod feed;
 pub mod figures;
 pub mod flags;
 pub mod identity;
+pub mod leader;
 pub mod ledger;
 pub mod lists;
 mod objects;

@@ -10,10 +10,8 @@ use std::io::ErrorKind;
 use std::time::Duration;
 
 use async_nats::HeaderMap;
-use async_nats::jetstream::object_store::{
-    GetErrorKind, Object, ObjectInfo, ObjectOptions, ObjectStore,
-};
-use async_nats::jetstream::stream::{DirectGetErrorKind, Stream};
+use async_nats::jetstream::object_store::{GetErrorKind, Object, ObjectInfo, ObjectOptions};
+use async_nats::jetstream::stream::Stream;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE;
 use bytes::{Bytes, BytesMut};
@@ -22,7 +20,8 @@ use futures_util::TryStreamExt;
 use sha2::{Digest as _, Sha256};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-use crate::{Broker, BrokerError};
+use crate::collect::Store;
+use crate::{Broker, BrokerError, leader};
 
 /// Bytes of one read.
 const COPY: usize = 256 * 1024;
@@ -82,12 +81,9 @@ impl<'a> Bucket<'a> {
         &self,
         subject: &str,
     ) -> Result<Option<Described>, BrokerError> {
-        let what = format!("look at {subject}");
         let stream = self.stream().await?;
-        let message = match stream.direct_get_last_for_subject(subject).await {
-            Ok(message) => message,
-            Err(error) if error.kind() == DirectGetErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(BrokerError::operation(what)(error)),
+        let Some(message) = leader::last(&stream, subject).await? else {
+            return Ok(None);
         };
         let unreadable = |error: serde_json::Error| BrokerError::Malformed {
             what: format!("the description of an object on {subject}"),
@@ -297,28 +293,40 @@ impl Pieces {
     /// Opens an object. `what` names it in errors.
     pub(crate) async fn open(
         broker: &Broker,
-        store: &ObjectStore,
+        store: Store,
         name: &str,
         what: &str,
     ) -> Result<Self, BrokerError> {
-        let object = match store.get(name).await {
-            Ok(object) if object.info.deleted => Err(GetErrorKind::NotFound.into()),
-            opened => opened,
-        };
-        match object {
-            Ok(object) => Ok(Self {
-                object,
-                what: what.to_owned(),
-                buffer: vec![0; COPY],
-                copied: 0,
-                silence: broker.silence(),
-            }),
-            Err(error) if error.kind() == GetErrorKind::NotFound => Err(BrokerError::Missing {
-                what: what.to_owned(),
-                hint: format!(" (the bucket has no object {name})"),
-            }),
-            Err(error) => Err(BrokerError::operation(format!("fetch {what}"))(error)),
+        let failed = |error| BrokerError::operation(format!("fetch {what}"))(error);
+        let bucket = broker.store(store).await?;
+        for _ in 0..leader::LOOKS {
+            let error = match bucket.get(name).await {
+                Ok(object) if !object.info.deleted => {
+                    return Ok(Self {
+                        object,
+                        what: what.to_owned(),
+                        buffer: vec![0; COPY],
+                        copied: 0,
+                        silence: broker.silence(),
+                    });
+                }
+                Ok(_) => GetErrorKind::NotFound.into(),
+                Err(error) => error,
+            };
+            if error.kind() != GetErrorKind::NotFound {
+                return Err(failed(error));
+            }
+            // A copy of the bucket that lags behind may have answered.
+            let found = Bucket::new(broker, store.name()).described(name).await?;
+            if found.is_none_or(|found| found.info.deleted) {
+                return Err(BrokerError::Missing {
+                    what: what.to_owned(),
+                    hint: format!(" (the bucket has no object {name})"),
+                });
+            }
+            tokio::time::sleep(leader::LOOK_AGAIN).await;
         }
+        Err(failed(GetErrorKind::NotFound.into()))
     }
 
     /// Returns the next piece. It is empty at the end.
@@ -326,11 +334,12 @@ impl Pieces {
         let read = self.object.read(&mut self.buffer);
         let read = match tokio::time::timeout(self.silence, read).await {
             Ok(read) => read,
+            // It may exist: a retry may read it.
             Err(_) => {
-                return Err(BrokerError::Missing {
-                    what: format!("the rest of {} after {} bytes", self.what, self.copied),
-                    hint: format!(": nothing came for {:?}", self.silence),
-                });
+                let what = format!("read {} after {} bytes", self.what, self.copied);
+                let silent = format!("nothing came for {:?}", self.silence);
+                let silent = std::io::Error::new(ErrorKind::TimedOut, silent);
+                return Err(BrokerError::operation(what)(silent));
             }
         };
         let found = match read {

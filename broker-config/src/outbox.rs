@@ -17,7 +17,6 @@ use std::time::Duration;
 use async_nats::HeaderMap;
 use async_nats::jetstream::context::{PublishError, PublishErrorKind};
 use async_nats::jetstream::message::PublishMessage;
-use async_nats::jetstream::stream::DirectGetErrorKind;
 use bytes::{BufMut, Bytes, BytesMut};
 use fiec_schemas::event::Outbox;
 use fiec_schemas::{
@@ -25,8 +24,10 @@ use fiec_schemas::{
 };
 use serde::{Deserialize, Serialize};
 
+use tokio::time::Instant;
+
 use crate::chunks::{self, Chunk};
-use crate::{Broker, BrokerError};
+use crate::{Broker, BrokerError, leader};
 
 /// Header of a published message: `<boundary>.<index>`.
 pub const PLACE_HEADER: &str = "Fiec-Emitted";
@@ -246,19 +247,11 @@ async fn last_published(
         "open the stream of what was emitted",
     ))?;
     let all = subjects::outbox(tenant, execution, "*");
-    let last = match stream.direct_get_last_for_subject(all).await {
-        Ok(last) => last,
-        Err(error) if error.kind() == DirectGetErrorKind::NotFound => {
-            return Ok(Last {
-                seq: 0,
-                place: None,
-            });
-        }
-        Err(error) => {
-            return Err(BrokerError::operation("look at what was emitted last")(
-                error,
-            ));
-        }
+    let Some(last) = leader::last(&stream, &all).await? else {
+        return Ok(Last {
+            seq: 0,
+            place: None,
+        });
     };
     let place = last.headers.get(PLACE_HEADER).map(|place| place.as_str());
     let place = place.and_then(|place| place.split_once('.'));
@@ -282,25 +275,36 @@ pub async fn settle(
         return Ok(None);
     };
     let (tenant, execution) = (&state.tenant, state.execution);
-    let done = last_published(broker, tenant, execution).await?.place;
     let chunk = Chunk {
         digest: owed.digest,
         seq: owed.seq,
         bytes: owed.bytes,
         hour: 0,
     };
-    let packed = match chunks::get(broker, chunk).await {
-        Ok(packed) => packed,
-        // Another holder published the messages and removed the chunk.
-        Err(BrokerError::Missing { .. }) if done.is_some_and(|(at, _)| at >= owed.through) => {
+    let looked_until = Instant::now() + leader::CUT_OFF;
+    let packed = loop {
+        let missing = match chunks::get(broker, chunk).await {
+            Ok(packed) => break packed,
+            Err(error @ BrokerError::Missing { .. }) => error,
+            Err(error) => return Err(error),
+        };
+        let done = last_published(broker, tenant, execution).await?.place;
+        if done.is_some_and(|(at, _)| at >= owed.through) {
+            // Another holder published the messages and removed the chunk.
             return Ok(None);
         }
-        Err(BrokerError::Missing { .. }) => {
-            tracing::warn!(%execution, through = owed.through,
-                "what was emitted is not stored any more; it was published more than a week ago");
-            return Ok(None);
+        if Instant::now() < looked_until {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            continue;
         }
-        Err(error) => return Err(error),
+        match done {
+            // The stream drops old messages first.
+            Some(_) => tracing::error!(%execution, through = owed.through, %missing,
+                "the broker has lost what was emitted; it is not published"),
+            None => tracing::warn!(%execution, through = owed.through,
+                "what was emitted is not stored any more; it was published more than a week ago"),
+        }
+        return Ok(None);
     };
     let emits = unpack(packed)?;
     publish(broker, tenant, execution, &emits).await?;

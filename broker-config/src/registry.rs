@@ -7,7 +7,10 @@ use fiec_schemas::package::{ProgramName, ProgramRecord};
 use fiec_schemas::subjects;
 use futures_util::StreamExt;
 
-use crate::{Broker, BrokerError};
+use crate::{Broker, BrokerError, leader};
+
+/// Header of the client library that marks the deletion of a key.
+const OPERATION: &str = "KV-Operation";
 
 /// The outcome of a registration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,14 +65,17 @@ pub async fn find_in(
     program: &ProgramName,
 ) -> Result<Option<ProgramRecord>, BrokerError> {
     let key = program.key();
-    bucket
-        .get(&key)
-        .await
-        .map_err(BrokerError::operation(format!(
-            "read the record of {program}"
-        )))?
-        .map(|value| read(&key, &value))
-        .transpose()
+    let value = bucket.get(&key).await;
+    let value = value.map_err(BrokerError::operation(format!(
+        "read the record of {program}"
+    )))?;
+    if let Some(value) = value {
+        return read(&key, &value).map(Some);
+    }
+    // A copy of the bucket that lags behind may have answered.
+    let last = leader::last(&bucket.stream, &format!("{}{key}", bucket.prefix)).await?;
+    let put = last.filter(|last| last.headers.get(OPERATION).is_none());
+    put.map(|last| read(&key, &last.payload)).transpose()
 }
 
 /// Every registered program, in order of name and version.

@@ -1,13 +1,14 @@
 //! σ at the place that its commit names: in a ledger message's body, or in chunks that the body
 //! lists. Data by digest, in an object store.
 
-use async_nats::jetstream::object_store::{InfoErrorKind, ObjectMetadata, ObjectStore};
+use async_nats::jetstream::object_store::{ObjectMetadata, ObjectStore};
 use bytes::Bytes;
 use fiec_schemas::trust::VerifiedUpTo;
 use fiec_schemas::{Digest, ExecutionId, StatePlace, subjects};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 use crate::chunks::{self, Manifest};
+use crate::collect::Store;
 use crate::ledger::Ledger;
 use crate::objects::{Bucket, Pieces};
 use crate::{Broker, BrokerError};
@@ -78,7 +79,7 @@ pub async fn get_state(
 pub async fn get_data(broker: &Broker, digest: Digest, bytes: u64) -> Result<Bytes, BrokerError> {
     let what = format!("data {}", digest.short());
     let name = digest.to_string();
-    let found = get(broker, broker.data().await?, &what, &name, bytes).await?;
+    let found = get(broker, Store::Data, &what, &name, bytes).await?;
     verify(&what, digest, found)
 }
 
@@ -117,7 +118,11 @@ pub async fn drop_damaged(broker: &Broker, digest: Digest) -> Result<bool, Broke
         Ok(_) | Err(BrokerError::Missing { .. }) => return Ok(false),
         Err(error) => return Err(error),
     }
-    let removed = broker.data().await?.delete(digest.to_string()).await;
+    let removed = broker
+        .store(Store::Data)
+        .await?
+        .delete(digest.to_string())
+        .await;
     removed.map_err(BrokerError::operation(format!(
         "remove damaged data {}",
         digest.short()
@@ -130,15 +135,10 @@ pub async fn drop_damaged(broker: &Broker, digest: Digest) -> Result<bool, Broke
 /// # Errors
 /// When the broker does not answer.
 pub async fn data_size(broker: &Broker, digest: Digest) -> Result<Option<u64>, BrokerError> {
-    match broker.data().await?.info(digest.to_string()).await {
-        Ok(info) if info.deleted => Ok(None),
-        Ok(info) => Ok(Some(info.size as u64)),
-        Err(error) if error.kind() == InfoErrorKind::NotFound => Ok(None),
-        Err(error) => Err(BrokerError::operation(format!(
-            "look for data {}",
-            digest.short()
-        ))(error)),
-    }
+    let bucket = Bucket::new(broker, subjects::DATA_BUCKET);
+    let found = bucket.described(&digest.to_string()).await?;
+    let found = found.filter(|found| !found.info.deleted);
+    Ok(found.map(|found| found.info.size as u64))
 }
 
 /// Copies data into a writer, at most `limit` bytes. Checks its digest at the end, and returns its
@@ -156,7 +156,7 @@ pub async fn get_data_to(
 ) -> Result<u64, BrokerError> {
     let what = format!("data {}", digest.short());
     let name = digest.to_string();
-    let mut pieces = Pieces::open(broker, broker.data().await?, &name, &what).await?;
+    let mut pieces = Pieces::open(broker, Store::Data, &name, &what).await?;
     let mut hasher = blake3::Hasher::new();
     let mut copied = 0;
     loop {
@@ -239,7 +239,7 @@ pub async fn kept_state(
 ) -> Result<Bytes, BrokerError> {
     let what = format!("copy of the state of boundary {}", place.index);
     let name = state_name(execution, place.digest);
-    let kept = get(broker, broker.states().await?, &what, &name, place.bytes).await?;
+    let kept = get(broker, Store::States, &what, &name, place.bytes).await?;
     verify(&what, place.digest, kept)
 }
 
@@ -252,9 +252,10 @@ pub async fn drop_state(
     execution: ExecutionId,
     digest: Digest,
 ) -> Result<(), BrokerError> {
-    let store = broker.states().await?;
+    let store = broker.store(Store::States).await?;
     let name = state_name(execution, digest);
-    if store.info(&name).await.is_err() {
+    let bucket = Bucket::new(broker, subjects::STATE_BUCKET);
+    if bucket.described(&name).await?.is_none() {
         return Ok(());
     }
     store
@@ -281,7 +282,7 @@ pub async fn keep_verified(
     let what = "how far it is verified";
     let value = serde_json::to_vec(up_to).map_err(BrokerError::operation(what))?;
     let name = verified_name(execution);
-    put(broker.states().await?, what, name, &value).await
+    put(broker.store(Store::States).await?, what, name, &value).await
 }
 
 /// Returns up to which boundary an execution was verified. None if nothing was verified, or if it
@@ -295,14 +296,7 @@ pub async fn get_verified(
 ) -> Result<Option<VerifiedUpTo>, BrokerError> {
     let what = format!("how far {execution} is verified");
     let name = verified_name(execution);
-    let store = broker.states().await?;
-    match store.info(&name).await {
-        Ok(info) if info.deleted => return Ok(None),
-        Err(error) if error.kind() == InfoErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(BrokerError::operation(format!("look {what} up"))(error)),
-        Ok(_) => {}
-    }
-    let value = match get(broker, store, &what, &name, 0).await {
+    let value = match get(broker, Store::States, &what, &name, 0).await {
         Err(BrokerError::Missing { .. }) => return Ok(None),
         value => value?,
     };
@@ -322,7 +316,7 @@ pub async fn drop_verified(broker: &Broker, execution: ExecutionId) -> Result<()
         return Ok(());
     }
     let name = verified_name(execution);
-    let deleted = broker.states().await?.delete(&name).await;
+    let deleted = broker.store(Store::States).await?.delete(&name).await;
     deleted.map_err(BrokerError::operation(format!("delete {name}")))
 }
 
@@ -364,7 +358,7 @@ async fn put(
 
 async fn get(
     broker: &Broker,
-    store: &ObjectStore,
+    store: Store,
     what: &str,
     name: &str,
     bytes: u64,

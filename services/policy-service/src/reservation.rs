@@ -7,8 +7,7 @@ use std::time::Duration;
 use async_nats::jetstream::consumer::{DeliverPolicy, pull};
 use async_nats::jetstream::context::PublishErrorKind;
 use async_nats::jetstream::message::PublishMessage;
-use async_nats::jetstream::stream::DirectGetErrorKind;
-use fiec_broker::{Broker, BrokerError, Delivered, Entry, Reader};
+use fiec_broker::{Broker, BrokerError, Delivered, Entry, Reader, leader};
 use fiec_policy::holds::reserve::{Change, apply};
 use fiec_policy::holds::{Fate, Seen};
 use fiec_schemas::quota::{Quota, Reservations};
@@ -37,12 +36,9 @@ pub async fn reserved(
         .await
         .map_err(BrokerError::operation("open the stream of reservations"))?;
     let subject = subjects::quota(tenant);
-    match stream.direct_get_last_for_subject(&subject).await {
-        Ok(message) => Ok((message.sequence, read(&subject, &message.payload)?)),
-        Err(error) if error.kind() == DirectGetErrorKind::NotFound => {
-            Ok((0, Reservations::default()))
-        }
-        Err(error) => Err(BrokerError::operation(format!("read {subject}"))(error)),
+    match leader::last(&stream, &subject).await? {
+        Some(message) => Ok((message.sequence, read(&subject, &message.payload)?)),
+        None => Ok((0, Reservations::default())),
     }
 }
 

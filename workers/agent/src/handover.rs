@@ -138,8 +138,8 @@ pub fn confirmation(
         }
         // Abandoned, or no message: the ledger says whether it was appended after all.
         let (tenant, execution) = (&tip.state.tenant, tip.state.execution);
-        let reached = |last: &Entry| last.message.state.ordinal >= tip.state.ordinal;
-        match shared.ledger.last_once(tenant, execution, reached).await {
+        let known = |last: &Entry| last.message.state.ordinal >= tip.state.ordinal;
+        match shared.ledger.last_known(tenant, execution, known).await {
             Ok(Some(last)) if Some(last.digest) == tip.digest => Ok(last.into()),
             _ => Err(AppendError::Conflict),
         }

@@ -26,6 +26,10 @@ use crate::shared::Shared;
 const RETRY: Duration = Duration::from_millis(500);
 /// Age of a binding after which its older messages are read, in case the broker loses messages.
 const SETTLED: Duration = Duration::from_secs(1);
+/// First pause after a refusal that the ledger does not explain. It doubles up to the limit: together
+/// they are longer than a leader that was cut off answers ([`fiec_broker::leader::CUT_OFF`]).
+const AGAIN: Duration = Duration::from_millis(50);
+const AGAIN_AT_MOST: Duration = Duration::from_secs(25);
 /// Limit for reading the messages before a binding.
 const READ_WITHIN: Duration = Duration::from_secs(10);
 
@@ -118,6 +122,11 @@ impl Ground {
     /// [`AppendError::Conflict`] if another worker holds the execution, or if a lost σ is not here.
     async fn restore(&self, shared: &Shared) -> Result<Tip, AppendError> {
         let last = last(shared, &self.tip.state).await?;
+        self.restore_on(shared, last).await
+    }
+
+    /// As [`Ground::restore`], when the ledger's last message was read already.
+    async fn restore_on(&self, shared: &Shared, last: Option<Entry>) -> Result<Tip, AppendError> {
         let mut chain = self.chain.clone();
         for link in self.older.0.get().into_iter().flatten().rev() {
             chain.extend_back(link);
@@ -280,15 +289,37 @@ impl Ground {
         draft: &Draft,
         store: impl Future<Output = Result<Bytes, AppendError>>,
     ) -> Result<Tip, AppendError> {
-        let tip = self.restore(shared).await?;
-        let body = store.await?;
-        let mut events = LedgerMessage::decode(&draft.header, 0)?.events;
-        if draft.expected == 0 {
-            shared.metrics.overtaken.inc();
-            events.drain(..BINDING_EVENTS.min(events.len()));
+        let mut store = Some(store);
+        let mut body = Bytes::new();
+        // What this worker has sent. A message whose acknowledgement was lost may be stored.
+        let mut sent = vec![draft.digest];
+        let mut pause = AGAIN;
+        loop {
+            let last = last(shared, &self.tip.state).await?;
+            if let Some(own) = last.as_ref().filter(|last| sent.contains(&last.digest)) {
+                return Ok(own.clone().into());
+            }
+            let tip = self.restore_on(shared, last).await?;
+            if let Some(store) = store.take() {
+                body = store.await?;
+            }
+            let mut events = LedgerMessage::decode(&draft.header, 0)?.events;
+            if draft.expected == 0 {
+                shared.metrics.overtaken.inc();
+                events.drain(..BINDING_EVENTS.min(events.len()));
+            }
+            let again = Draft::new(&tip, events, &shared.author, shared.broker.now())?;
+            sent.push(again.digest);
+            match appends::append(shared, again, body.clone()).await {
+                // The ledger shows nobody else, and yet the append is refused: what was read is old,
+                // as a leader may say that was cut off from the other servers.
+                Err(AppendError::Conflict) if pause < AGAIN_AT_MOST => {
+                    tokio::time::sleep(pause).await;
+                    pause *= 2;
+                }
+                appended => return appended,
+            }
         }
-        let draft = Draft::new(&tip, events, &shared.author, shared.broker.now())?;
-        appends::append(shared, draft, body).await
     }
 }
 

@@ -20,8 +20,9 @@ use crate::message::backoff;
 use crate::runner::{Runner, Wait};
 use crate::shared::Shared;
 
-/// Retries before a recorder's answer "no copy" is final: a replica may be behind.
-const TRIES: u32 = 6;
+/// Retries before a recorder's answer "no copy" is final. With their pauses they take 25 s by
+/// default: longer than a leader that was cut off answers ([`fiec_broker::leader::CUT_OFF`]).
+const TRIES: u32 = 8;
 /// Retries if no recorder answers, or if its copy cannot be read. With their pauses they take about
 /// a quarter of an hour.
 const TRIES_ALONE: u32 = 40;
