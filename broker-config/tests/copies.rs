@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use fiec_broker::topology::{self, Profile};
 use fiec_broker::{Broker, ConnectOptions};
-use fiec_dev_servers::{NatsCluster, NoProgress, locate_nats};
+use fiec_dev_servers::{NatsCluster, NoProgress, Sync, locate_nats};
 use futures_util::TryStreamExt;
 
 /// Copies of each stream, buckets included.
@@ -20,7 +20,8 @@ async fn copies(broker: &Broker) -> BTreeMap<String, usize> {
 async fn a_second_setup_keeps_the_copies_and_takes_none_away_without_a_word() {
     let dir = tempfile::tempdir().unwrap();
     let nats = locate_nats(&NoProgress).await.unwrap();
-    let cluster = NatsCluster::start(&nats, dir.path(), 3).await.unwrap();
+    let cluster = NatsCluster::start(&nats, dir.path(), 3, Sync::Default).await;
+    let cluster = cluster.unwrap();
     let broker = Broker::connect(ConnectOptions::new(cluster.urls(), "test")).await;
     let broker = broker.unwrap();
     let three = Profile {

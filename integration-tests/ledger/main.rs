@@ -8,6 +8,7 @@ mod stage;
 mod bounds;
 mod broker_restart;
 mod clocks;
+mod cluster;
 mod dice;
 mod empty_store;
 mod entrusted;

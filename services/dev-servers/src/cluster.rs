@@ -5,8 +5,34 @@ use std::path::Path;
 
 use crate::error::{At, Result};
 use crate::locate::NatsBinary;
-use crate::nats::{NatsOptions, NatsServer};
+use crate::nats::{NatsOptions, NatsServer, Sync};
 use crate::secret::{self, USER};
+
+/// The place of a server in its cluster.
+#[derive(Debug, Clone)]
+pub struct Member {
+    /// Port on which it listens for the others.
+    pub port: u16,
+    /// Ports of all.
+    pub routes: Vec<u16>,
+    /// What the servers ask each other for.
+    pub password: String,
+}
+
+impl Member {
+    /// Its part of the configuration.
+    pub(crate) fn config(&self) -> String {
+        let Self { port, password, .. } = self;
+        let route = |port: &u16| format!("\"nats-route://{USER}:{password}@127.0.0.1:{port}\"");
+        let routes: Vec<String> = self.routes.iter().map(route).collect();
+        let routes = routes.join(", ");
+        format!(
+            "cluster {{ name: \"fiec-dev\", listen: \"127.0.0.1:{port}\", \
+             authorization {{ user: \"{USER}\", password: \"{password}\" }}, \
+             routes: [{routes}] }}\n"
+        )
+    }
+}
 
 /// Servers with one account, and one JetStream over all of them. Dropping it kills them.
 #[derive(Debug)]
@@ -20,7 +46,8 @@ impl NatsCluster {
     ///
     /// # Errors
     /// If one cannot be started or is not ready in time.
-    pub async fn start(binary: &NatsBinary, dir: &Path, count: usize) -> Result<Self> {
+    pub async fn start(binary: &NatsBinary, dir: &Path, count: usize, sync: Sync) -> Result<Self> {
+        secret::create_folder(dir, 0o700)?;
         // The routes name every port before the servers choose any.
         let listeners: std::io::Result<Vec<TcpListener>> = (0..count)
             .map(|_| TcpListener::bind(("127.0.0.1", 0)))
@@ -31,11 +58,6 @@ impl NatsCluster {
         });
         let ports = ports.at("cannot reserve ports for", dir)?;
         let password = secret::random();
-        let routes: Vec<String> = ports
-            .iter()
-            .map(|port| format!("\"nats-route://{USER}:{password}@127.0.0.1:{port}\""))
-            .collect();
-        let routes = routes.join(", ");
         let mut starting = Vec::new();
         for (index, port) in ports.iter().enumerate() {
             let name = format!("s{}", index + 1);
@@ -45,11 +67,12 @@ impl NatsCluster {
             secret::write(&data.join("password"), &password)?;
             let mut options = NatsOptions::new(binary.clone(), data);
             options.server_name = name;
-            options.extra_config = format!(
-                "cluster {{ name: \"fiec-dev\", listen: \"127.0.0.1:{port}\", \
-                 authorization {{ user: \"{USER}\", password: \"{password}\" }}, \
-                 routes: [{routes}] }}"
-            );
+            options.sync = sync;
+            options.cluster = Some(Member {
+                port: *port,
+                routes: ports.clone(),
+                password: password.clone(),
+            });
             // All at once: none is ready before most of them have met.
             starting.push(tokio::spawn(NatsServer::start(options)));
         }

@@ -31,7 +31,7 @@ mod secret;
 mod servers;
 
 pub use account::Account;
-pub use cluster::NatsCluster;
+pub use cluster::{Member, NatsCluster};
 pub use error::{Error, Result};
 pub use fetch::{default_cache, free_bytes};
 pub use locate::{

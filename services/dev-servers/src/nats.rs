@@ -14,6 +14,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::child::{Child, Plan, tail};
+use crate::cluster::Member;
 use crate::error::{At, Error, Result};
 use crate::locate::NatsBinary;
 use crate::lock::FileLock;
@@ -49,6 +50,8 @@ pub struct NatsOptions {
     pub max_payload: u64,
     /// Added to the configuration as it is.
     pub extra_config: String,
+    /// Its place in a cluster.
+    pub cluster: Option<Member>,
     /// Time limit until the server answers, recovery of its store included.
     pub ready_within: Duration,
 }
@@ -65,10 +68,16 @@ impl NatsOptions {
             sync: Sync::Default,
             max_payload: 1 << 20,
             extra_config: String::new(),
+            cluster: None,
             ready_within: Duration::from_secs(60),
         }
     }
 }
+
+/// Answers once the store is recovered and, in a cluster, every stream is up to date.
+const HEALTHY: &str = "/healthz";
+/// Answers once JetStream has started.
+const ENABLED: &str = "/healthz?js-enabled-only=true";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Ports {
@@ -106,7 +115,7 @@ impl NatsServer {
         .await?;
         let password = secret::keep(&options.data_dir.join("password"))?;
         let ports = (options.port, options.monitoring_port);
-        let (child, ports) = launch(&options, &password, ports).await?;
+        let (child, ports) = launch(&options, &password, ports, HEALTHY).await?;
         Ok(Self {
             child,
             ports,
@@ -161,11 +170,16 @@ impl NatsServer {
         self.child.end(Signal::KILL, Duration::from_secs(5)).await;
     }
 
-    /// Stops the server if it runs, and starts it with the same ports and data.
+    /// Stops the server if it runs, and starts it with the same ports and data. A member of a cluster
+    /// is not waited for until it has caught up with the others, which may be away.
     pub async fn restart(&mut self) -> Result<()> {
         self.stop(Duration::from_secs(10)).await;
         let ports = (Some(self.ports.client), Some(self.ports.monitoring));
-        let (child, ports) = launch(&self.options, &self.password, ports).await?;
+        let ready = match self.options.cluster {
+            Some(_) => ENABLED,
+            None => HEALTHY,
+        };
+        let (child, ports) = launch(&self.options, &self.password, ports, ready).await?;
         self.child = child;
         self.ports = ports;
         Ok(())
@@ -187,11 +201,12 @@ async fn launch(
     options: &NatsOptions,
     password: &str,
     ports: (Option<u16>, Option<u16>),
+    ready: &str,
 ) -> Result<(Child, Ports)> {
     let deadline = Instant::now() + options.ready_within;
     let mut attempts = 5;
     loop {
-        match launch_once(options, password, ports, deadline).await {
+        match launch_once(options, password, ports, (ready, deadline)).await {
             Err(Error::NotStarted { tail, .. })
                 if attempts > 0 && tail.contains("address already in use") =>
             {
@@ -207,7 +222,7 @@ async fn launch_once(
     options: &NatsOptions,
     password: &str,
     ports: (Option<u16>, Option<u16>),
-    deadline: Instant,
+    (ready, deadline): (&str, Instant),
 ) -> Result<(Child, Ports)> {
     let dir = &options.data_dir;
     let ports_dir = dir.join("ports");
@@ -247,7 +262,7 @@ async fn launch_once(
             return Err(failed(format!("it ended with {status}")));
         }
         if let Some(ports) = std::fs::read(&file).ok().and_then(|t| read_ports(&t))
-            && healthy(ports.monitoring).await
+            && answers(ports.monitoring, ready).await
         {
             return Ok((child, ports));
         }
@@ -292,6 +307,9 @@ fn config_text(
         Sync::Always => line(format_args!("  sync_interval: always")),
     }
     line(format_args!("}}"));
+    if let Some(member) = &options.cluster {
+        line(format_args!("{}", member.config()));
+    }
     line(format_args!("{}", options.extra_config));
     text
 }
@@ -312,12 +330,12 @@ fn read_ports(text: &[u8]) -> Option<Ports> {
 }
 
 /// True if `/healthz` answers 200, which it does after JetStream has recovered.
-async fn healthy(port: u16) -> bool {
+/// Whether a path of the monitoring answers that all is well.
+async fn answers(port: u16, path: &str) -> bool {
     let ask = async {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
-        stream
-            .write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-            .await?;
+        let ask = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        stream.write_all(ask.as_bytes()).await?;
         let mut answer = String::new();
         stream.take(4096).read_to_string(&mut answer).await?;
         Ok::<_, std::io::Error>(answer)

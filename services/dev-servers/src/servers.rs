@@ -3,6 +3,7 @@
 //! ```text
 //! DATA/nats/            store, configuration, log of nats-server
 //! DATA/nats/password    its password
+//! DATA/nats/s1/         the same of the first of several
 //! DATA/postgres/        the cluster
 //! DATA/postgres.password
 //! DATA/postgres.log     its log
@@ -14,6 +15,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use crate::account::Account;
+use crate::cluster::NatsCluster;
 use crate::error::{At, Result};
 use crate::locate::{Sources, locate_nats_in, locate_postgres_in};
 use crate::nats::{NatsOptions, NatsServer, Sync};
@@ -36,8 +38,10 @@ pub struct Options {
     pub postgres_port: Option<u16>,
     /// When nats-server's writes reach the disk.
     pub sync: Sync,
-    /// See [`NatsOptions::extra_config`].
+    /// See [`NatsOptions::extra_config`]. Only for a single server.
     pub nats_config: String,
+    /// Number of nats-servers. Several form a cluster on free ports.
+    pub brokers: usize,
 }
 
 impl Default for Options {
@@ -50,6 +54,7 @@ impl Default for Options {
             postgres_port: None,
             sync: Sync::Default,
             nats_config: String::new(),
+            brokers: 1,
         }
     }
 }
@@ -57,8 +62,10 @@ impl Default for Options {
 /// Running servers. The fields are dropped in this order: first the servers, then their folder.
 #[derive(Debug)]
 pub struct DevServers {
-    /// The broker.
+    /// The broker, or the first server of its cluster.
     pub nats: NatsServer,
+    /// The other servers of the cluster.
+    pub peers: Vec<NatsServer>,
     /// The database, if it was requested.
     pub postgres: Option<Postgres>,
     data: Data,
@@ -99,13 +106,22 @@ impl DevServers {
                 "starting nats-server {} ({})",
                 binary.version, binary.origin
             ));
-            let mut nats = NatsOptions::new(binary, data.path().join("nats"));
+            let dir = data.path().join("nats");
+            if options.brokers > 1 {
+                let cluster = NatsCluster::start(&binary, &dir, options.brokers, options.sync);
+                let mut servers = cluster.await?.servers.into_iter();
+                if let Some(first) = servers.next() {
+                    progress.done(&format!("{} nats-servers", options.brokers));
+                    return Ok((first, servers.collect()));
+                }
+            }
+            let mut nats = NatsOptions::new(binary, dir);
             nats.port = options.nats_port;
             nats.sync = options.sync;
             nats.extra_config = options.nats_config;
             let server = NatsServer::start(nats).await?;
             progress.done(&format!("nats-server at {}", server.address()));
-            Ok(server)
+            Ok((server, Vec::new()))
         };
         let postgres = async {
             if !options.want_postgres {
@@ -123,9 +139,10 @@ impl DevServers {
             progress.done(&format!("PostgreSQL at {}", server.address()));
             Ok(Some(server))
         };
-        let (nats, postgres) = tokio::try_join!(nats, postgres)?;
+        let ((nats, peers), postgres) = tokio::try_join!(nats, postgres)?;
         Ok(Self {
             nats,
+            peers,
             postgres,
             data,
         })
@@ -136,9 +153,26 @@ impl DevServers {
         self.data.path()
     }
 
-    /// URL of the broker, with its password.
+    /// URL of the broker, with its password. Several servers are separated by commas.
     pub fn nats_url(&self) -> String {
-        self.nats.client_url()
+        self.nats_urls().join(",")
+    }
+
+    /// URLs of all servers of the broker.
+    pub fn nats_urls(&self) -> Vec<String> {
+        self.brokers().map(NatsServer::client_url).collect()
+    }
+
+    /// All servers of the broker.
+    pub fn brokers(&self) -> impl Iterator<Item = &NatsServer> {
+        std::iter::once(&self.nats).chain(&self.peers)
+    }
+
+    /// A server of the broker by its place, from 0.
+    pub fn broker_mut(&mut self, at: usize) -> Option<&mut NatsServer> {
+        std::iter::once(&mut self.nats)
+            .chain(&mut self.peers)
+            .nth(at)
     }
 
     /// URL of the database, with its password.
@@ -154,8 +188,15 @@ impl DevServers {
                 None => true,
             }
         };
-        let (nats, postgres) = tokio::join!(self.nats.stop(deadline), postgres);
-        if !(nats && postgres) {
+        let peers = async {
+            let mut all = true;
+            for peer in &mut self.peers {
+                all &= peer.stop(deadline).await;
+            }
+            all
+        };
+        let (nats, peers, postgres) = tokio::join!(self.nats.stop(deadline), peers, postgres);
+        if !(nats && peers && postgres) {
             tracing::warn!("a server did not stop in time and was killed");
         }
     }

@@ -10,7 +10,7 @@ use anyhow::{Context as _, bail};
 use fiec::client;
 use fiec::ui::Steps;
 use fiec_broker::{Broker, ConnectOptions, topology};
-use fiec_dev_servers::{DevServers, Progress};
+use fiec_dev_servers::{DevServers, Progress, Sync};
 use fiec_schemas::NodeId;
 use fiec_schemas::messages::{NodeStatus, StandingKind, Viability};
 use fiec_schemas::substrate::HOST;
@@ -41,6 +41,8 @@ pub struct ClusterOptions {
     pub binary: Option<PathBuf>,
     /// Time within which a part must be ready.
     pub patience: Duration,
+    /// Number of nats-servers. Several form a cluster, and each process gets the URL of one.
+    pub brokers: usize,
     /// Port of NATS; a free one by default.
     pub nats_port: Option<u16>,
     /// Port of PostgreSQL; a free one by default.
@@ -60,6 +62,7 @@ impl Default for ClusterOptions {
             recorder_args: Vec::new(),
             binary: None,
             patience: Duration::from_secs(30),
+            brokers: 1,
             nats_port: None,
             postgres_port: None,
         }
@@ -123,6 +126,12 @@ impl Cluster {
                 data_dir: options.data_dir.clone(),
                 want_postgres: options.history,
                 nats_port: options.nats_port,
+                brokers: options.brokers,
+                // As the profile for clusters says: broker-config/server/cluster.conf.
+                sync: match options.brokers {
+                    1 => Sync::Default,
+                    _ => Sync::Always,
+                },
                 postgres_port: options.postgres_port,
                 ..fiec_dev_servers::Options::default()
             },
@@ -136,7 +145,11 @@ impl Cluster {
         steps.step("creating streams, buckets and tables");
         let broker =
             Broker::connect(ConnectOptions::new(servers.nats_url(), "fiec cluster")).await?;
-        topology::apply(&broker, &topology::Profile::default()).await?;
+        let profile = topology::Profile {
+            replicas: (options.brokers > 1).then_some(options.brokers),
+            ..topology::Profile::default()
+        };
+        topology::apply(&broker, &profile).await?;
         let pool = match servers.postgres_url() {
             Some(url) => {
                 let pool = fiec_recorder::connect(&url).await?;
@@ -204,6 +217,13 @@ impl Cluster {
     fn spawn(&self, name: &str, args: &[String]) -> anyhow::Result<Process> {
         let log = self.data_dir().join("logs").join(format!("{name}.log"));
         let mut environment = self.environment();
+        // The first two policy services and workers are connected to different servers.
+        let number = name.trim_start_matches(|c: char| !c.is_ascii_digit());
+        let number = number.parse::<usize>().unwrap_or(1);
+        let urls = self.servers.nats_urls();
+        if let Some(url) = urls.get(number.wrapping_sub(1) % urls.len().max(1)) {
+            environment.push(("FIEC_NATS_URL".to_owned(), url.clone()));
+        }
         environment.extend_from_slice(&self.more_environment);
         Process::start(name, &self.binary, args, &environment, log)
     }

@@ -5,6 +5,9 @@ use std::fs::File;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -112,6 +115,49 @@ impl Process {
         let text = String::from_utf8_lossy(&text);
         let all: Vec<&str> = text.lines().collect();
         all[all.len().saturating_sub(lines)..].join("\n")
+    }
+}
+
+/// A process that runs a tenth of the time: its connections stay, and what it says is old. Dropping
+/// it lets the process run.
+#[derive(Debug)]
+pub struct Lag {
+    is_over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Lag {
+    /// Begins. A process that ends in between ends it.
+    ///
+    /// # Errors
+    /// If there is no such process.
+    pub fn of(pid: u32) -> anyhow::Result<Self> {
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let pid = pid.context("no such process")?;
+        let is_over = Arc::new(AtomicBool::new(false));
+        let over = Arc::clone(&is_over);
+        let thread = std::thread::spawn(move || {
+            while !over.load(Ordering::Relaxed) && kill_process(pid, Signal::STOP).is_ok() {
+                std::thread::sleep(Duration::from_millis(900));
+                // It may have been killed meanwhile.
+                let _ = kill_process(pid, Signal::CONT);
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+        Ok(Self {
+            is_over,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Lag {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It cannot panic.
+            let _ = thread.join();
+        }
     }
 }
 

@@ -11,14 +11,17 @@ use tokio::time::Instant;
 
 use super::schedule::{Fault, Target};
 use crate::cluster::Cluster;
+use crate::process::Lag;
 
 /// What must be done at a time so that a process runs again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 enum Undo {
     /// Continue the process with this id.
     Continue(u32),
     /// Start it again.
     Start,
+    /// Let it run all the time again.
+    Drop(Lag),
 }
 
 /// Since when each process that had a fault runs undisturbed. Cheap to clone.
@@ -98,7 +101,11 @@ impl Faults {
             }
             Fault::Kill(time) => {
                 match target {
-                    Target::Broker => cluster.servers.nats.kill().await,
+                    Target::Broker(which) => {
+                        if let Some(server) = cluster.servers.broker_mut(at(which)) {
+                            server.kill().await;
+                        }
+                    }
                     Target::Postgres => {
                         if let Some(postgres) = &mut cluster.servers.postgres {
                             postgres.kill().await;
@@ -107,6 +114,10 @@ impl Faults {
                     _ => signal(pid, Signal::KILL)?,
                 }
                 self.open.push((now + time, target, Undo::Start));
+            }
+            Fault::Lag(time) => {
+                let undo = Undo::Drop(Lag::of(pid)?);
+                self.open.push((now + time, target, undo));
             }
             Fault::Terminate(time) => {
                 signal(pid, Signal::TERM)?;
@@ -145,15 +156,16 @@ impl Faults {
     pub async fn undo_due(&mut self, cluster: &mut Cluster) -> anyhow::Result<Option<Duration>> {
         self.supervise(cluster);
         let now = Instant::now();
-        let (due, open) = std::mem::take(&mut self.open)
+        let (due, open): (Vec<_>, Vec<_>) = std::mem::take(&mut self.open)
             .into_iter()
             .partition(|(at, ..)| *at <= now);
         self.open = open;
-        let due: Vec<(Instant, Target, Undo)> = due;
         for (_, target, undo) in due {
             match undo {
                 // It may have been killed meanwhile.
                 Undo::Continue(pid) => drop(signal(pid, Signal::CONT)),
+                // It joins a thread, for a second at most.
+                Undo::Drop(lag) => drop(tokio::task::spawn_blocking(|| drop(lag)).await),
                 Undo::Start => {
                     if !start(cluster, target).await? {
                         // It still ends in order.
@@ -176,6 +188,7 @@ fn chosen(cluster: &Cluster, target: Target) -> Target {
     match target {
         Target::Policy(which) => Target::Policy(of(which, cluster.policies.len())),
         Target::Worker(which) => Target::Worker(of(which, cluster.workers.len())),
+        Target::Broker(which) => Target::Broker(of(which, cluster.servers.brokers().count())),
         other => other,
     }
 }
@@ -186,7 +199,7 @@ fn at(which: u64) -> usize {
 
 fn pid_of(cluster: &Cluster, target: Target) -> Option<u32> {
     match target {
-        Target::Broker => Some(cluster.servers.nats.pid()),
+        Target::Broker(which) => Some(cluster.servers.brokers().nth(at(which))?.pid()),
         Target::Postgres => Some(cluster.servers.postgres.as_ref()?.pid()),
         Target::Recorder => Some(cluster.recorder.as_ref()?.pid()),
         Target::Policy(which) => Some(cluster.policies.get(at(which))?.pid()),
@@ -223,7 +236,11 @@ fn signal(pid: u32, signal: Signal) -> anyhow::Result<()> {
 /// Starts a process again. Gives false if the one before it has not ended.
 async fn start(cluster: &mut Cluster, target: Target) -> anyhow::Result<bool> {
     match target {
-        Target::Broker => cluster.servers.nats.restart().await?,
+        Target::Broker(which) => {
+            if let Some(server) = cluster.servers.broker_mut(at(which)) {
+                server.restart().await?;
+            }
+        }
         Target::Postgres => {
             if let Some(postgres) = &mut cluster.servers.postgres {
                 postgres.restart().await?;
@@ -270,13 +287,13 @@ mod tests {
     #[test]
     fn a_process_is_calm_from_the_end_of_its_last_fault_on() {
         let (calm, hour) = (Calm::default(), Duration::from_secs(3_600));
-        assert!(calm.lasts(Target::Broker, hour));
-        calm.ends(Target::Broker);
-        assert!(!calm.lasts(Target::Broker, Duration::ZERO));
-        calm.begins(Target::Broker);
-        assert!(!calm.lasts(Target::Broker, hour));
+        assert!(calm.lasts(Target::Broker(0), hour));
+        calm.ends(Target::Broker(0));
+        assert!(!calm.lasts(Target::Broker(0), Duration::ZERO));
+        calm.begins(Target::Broker(0));
+        assert!(!calm.lasts(Target::Broker(0), hour));
         std::thread::sleep(Duration::from_millis(1));
-        assert!(calm.lasts(Target::Broker, Duration::ZERO));
+        assert!(calm.lasts(Target::Broker(0), Duration::ZERO));
     }
 
     #[test]

@@ -44,6 +44,9 @@ pub struct ChaosArgs {
     /// Seed of the schedule and the load [default: the time]
     #[arg(long)]
     pub seed: Option<u64>,
+    /// Servers of the broker; several form a cluster
+    #[arg(long, default_value_t = 1)]
+    pub brokers: usize,
     /// Folder of data and logs [default: a temporary folder]
     #[arg(long)]
     pub data_dir: Option<PathBuf>,
@@ -85,6 +88,7 @@ fn options(args: &ChaosArgs) -> ClusterOptions {
              --threshold memory_stall=1:0.99:1000",
             SUPERSEDED.as_secs(),
         )),
+        brokers: args.brokers,
         policies: 2,
         policy_args: words("--liveness-ms 3000"),
         history: true,
@@ -102,10 +106,13 @@ fn options(args: &ChaosArgs) -> ClusterOptions {
 pub async fn run(args: ChaosArgs, json: bool) -> anyhow::Result<Outcome> {
     let now = u64::try_from(Timestamp::now().micros()).unwrap_or(0);
     let seed = args.seed.unwrap_or(now % 1_000_000);
-    let again = format!("fiec-lab chaos --seed {seed} --minutes {}", args.minutes);
+    let ChaosArgs {
+        minutes, brokers, ..
+    } = args;
+    let again = format!("fiec-lab chaos --seed {seed} --minutes {minutes} --brokers {brokers}");
     println!("repeat with: {again}");
     let mut cluster = Cluster::start(options(&args), &Steps::new(json)).await?;
-    let found = play(&mut cluster, seed, args.minutes).await;
+    let found = play(&mut cluster, seed, &args).await;
     let logs = cluster.data_dir().join("logs");
     let broken = match found {
         Ok(found) => found,
@@ -128,7 +135,12 @@ pub async fn run(args: ChaosArgs, json: bool) -> anyhow::Result<Outcome> {
 }
 
 /// The faults beside the load, the quiet period, and the judgement.
-async fn play(cluster: &mut Cluster, seed: u64, minutes: f64) -> anyhow::Result<Vec<Violation>> {
+async fn play(
+    cluster: &mut Cluster,
+    seed: u64,
+    args: &ChaosArgs,
+) -> anyhow::Result<Vec<Violation>> {
+    let minutes = args.minutes;
     let broker = cluster.broker.clone();
     let journal = Journal::open(&broker);
     let answers = Answers::default();
@@ -142,11 +154,11 @@ async fn play(cluster: &mut Cluster, seed: u64, minutes: f64) -> anyhow::Result<
     let watch = tokio::spawn(watch::recovery_points(
         broker.clone(),
         faults.calm.clone(),
-        cluster.workers.len(),
+        (cluster.workers.len(), args.brokers),
         recovery_bound(),
         is_over.clone(),
     ));
-    let mut schedule = Schedule::new(seed, minutes >= LONG_MINUTES);
+    let mut schedule = Schedule::new(seed, minutes >= LONG_MINUTES, args.brokers);
     while Instant::now() < until {
         let Some(step) = schedule.next() else { break };
         pass(cluster, &mut faults, Instant::now() + step.after).await?;
@@ -320,6 +332,7 @@ async fn judge(cluster: &mut Cluster, journal: &Journal, answers: &Answers) -> V
         answers,
         patience: BOUND,
         recovery: recovery_bound(),
+        copies: cluster.servers.nats_urls().len(),
         superseded: SUPERSEDED,
     };
     let broken = oracles::settle(scene).await;

@@ -36,8 +36,8 @@ impl Dice {
 /// A kind of process. The number chooses one of its kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Target {
-    /// The broker.
-    Broker,
+    /// A server of the broker.
+    Broker(u64),
     /// The database.
     Postgres,
     /// A policy service.
@@ -59,6 +59,8 @@ pub enum Fault {
     Terminate(Duration),
     /// It is stopped, and continued after this time.
     Stop(Duration),
+    /// It runs a tenth of the time, so long.
+    Lag(Duration),
 }
 
 /// Faults that begin together, after a pause.
@@ -80,11 +82,13 @@ pub struct Schedule {
     until_calm: u64,
     /// How long the last step must be left alone.
     alone: Duration,
+    /// The broker is a cluster: some of its servers lag behind the others.
+    lags: bool,
 }
 
 impl Schedule {
-    /// The schedule of a seed.
-    pub fn new(seed: u64, long: bool) -> Self {
+    /// The schedule of a seed, for a broker of so many servers.
+    pub fn new(seed: u64, long: bool, brokers: usize) -> Self {
         let mut dice = Dice::new(seed);
         let until_calm = 6 + dice.below(10);
         Self {
@@ -92,6 +96,7 @@ impl Schedule {
             long,
             until_calm,
             alone: Duration::ZERO,
+            lags: brokers > 1,
         }
     }
 
@@ -110,7 +115,7 @@ impl Schedule {
     fn target(&mut self) -> Target {
         let which = self.dice.draw();
         match self.dice.below(12) {
-            0 | 1 => Target::Broker,
+            0 | 1 => Target::Broker(which),
             2 => Target::Postgres,
             3..=5 => Target::Policy(which),
             6 => Target::Recorder,
@@ -139,6 +144,7 @@ impl Schedule {
             // Stopping the first process of PostgreSQL leaves its sessions running. A child is
             // started again by its worker.
             (Target::Postgres | Target::Child(_), _) => Fault::Kill(down),
+            (Target::Broker(_), 0..=3) if self.lags => Fault::Lag(5 * down),
             (_, 0..=3) => Fault::Kill(down),
             (Target::Policy(_) | Target::Worker(_) | Target::Recorder, 4) => Fault::Terminate(down),
             _ => self.stop(target),
@@ -174,18 +180,18 @@ mod tests {
 
     #[test]
     fn a_seed_gives_one_schedule_and_another_seed_another_one() {
-        let steps = |seed| Schedule::new(seed, false).take(50).collect::<Vec<_>>();
+        let steps = |seed| Schedule::new(seed, false, 1).take(50).collect::<Vec<_>>();
         assert_eq!(steps(7), steps(7));
         assert_ne!(steps(7), steps(8));
     }
 
     #[test]
     fn a_hundred_steps_have_every_target_every_fault_and_pairs() {
-        let all: Vec<Step> = Schedule::new(1, true).take(100).collect();
+        let all: Vec<Step> = Schedule::new(1, true, 1).take(100).collect();
         let faults: Vec<(Target, Fault)> = all.iter().flat_map(|s| s.faults.clone()).collect();
         type Is = fn(&(Target, Fault)) -> bool;
         let wanted: [Is; 9] = [
-            |(target, _)| *target == Target::Broker,
+            |(target, _)| matches!(target, Target::Broker(_)),
             |(target, _)| *target == Target::Postgres,
             |(target, _)| *target == Target::Recorder,
             |(target, _)| matches!(target, Target::Policy(_)),
@@ -200,9 +206,21 @@ mod tests {
     }
 
     #[test]
+    fn only_a_server_of_a_cluster_lags_behind() {
+        let has_lag = |brokers| {
+            let all = Schedule::new(1, true, brokers).take(100);
+            let faults = all.flat_map(|step| step.faults);
+            faults
+                .into_iter()
+                .any(|(of, fault)| matches!((of, fault), (Target::Broker(_), Fault::Lag(_))))
+        };
+        assert!(has_lag(3) && !has_lag(1));
+    }
+
+    #[test]
     fn the_recorder_is_away_alone_in_the_first_minute_of_every_schedule() {
         for seed in 0..100 {
-            let steps: Vec<Step> = Schedule::new(seed, false).take(20).collect();
+            let steps: Vec<Step> = Schedule::new(seed, false, 1).take(20).collect();
             let half = Duration::from_secs(45);
             let is_long = |step: &Step| matches!(step.faults[..], [(Target::Recorder, Fault::Stop(ms))] if ms >= half);
             let at = steps.iter().position(is_long).unwrap();

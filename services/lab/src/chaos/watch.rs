@@ -24,7 +24,7 @@ const WITHIN: Duration = Duration::from_secs(5);
 pub async fn recovery_points(
     broker: Broker,
     calm: Calm,
-    workers: usize,
+    (workers, brokers): (usize, usize),
     bound: Duration,
     end: CancellationToken,
 ) -> Vec<Violation> {
@@ -35,8 +35,9 @@ pub async fn recovery_points(
             let at = (0..workers).find(|at| Cluster::node(at + 1) == *node);
             let worker = at.map(|at| Target::Worker(at as u64));
             // A killed child begins again at its last commit.
-            let needed = worker.into_iter().chain([Target::Broker, Target::Child(0)]);
-            at.is_some() && needed.into_iter().all(|target| calm.lasts(target, bound))
+            let brokers = (0..brokers).map(|at| Target::Broker(at as u64));
+            let mut needed = worker.into_iter().chain(brokers).chain([Target::Child(0)]);
+            at.is_some() && needed.all(|target| calm.lasts(target, bound))
         };
         let observed = timeout(WITHIN, recovery::observe(&broker, bound, undisturbed)).await;
         // While the broker or all policy services are away nothing can be observed.

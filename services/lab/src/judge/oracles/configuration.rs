@@ -10,10 +10,14 @@ use crate::judge::checker::{Rule, Violation};
 /// What the broker has: each stream that must be there, or nothing in its place.
 pub type Present = Vec<(Config, Option<Config>)>;
 
-/// Reads the configurations of a stage, which has one broker and one shard.
-pub async fn observe(broker: &Broker) -> Result<Vec<Violation>, String> {
+/// Reads the configurations of a stage, which has one shard.
+pub async fn observe(broker: &Broker, copies: usize) -> Result<Vec<Violation>, String> {
     let mut present = Present::new();
-    for wanted in streams(&Profile::default()).map_err(|e| e.to_string())? {
+    let profile = Profile {
+        replicas: Some(copies),
+        ..Profile::default()
+    };
+    for wanted in streams(&profile).map_err(|e| e.to_string())? {
         let has = broker.js.get_stream(&wanted.name).await.ok();
         present.push((
             wanted,

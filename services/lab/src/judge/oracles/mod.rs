@@ -54,6 +54,8 @@ pub struct Scene<'a> {
     pub patience: Duration,
     /// Most age of a commit by time ([`recovery::bound`]).
     pub recovery: Duration,
+    /// Copies of each stream.
+    pub copies: usize,
     /// How long workers keep chunks that a newer commit has replaced.
     pub superseded: Duration,
 }
@@ -106,7 +108,7 @@ async fn observe(scene: &Scene<'_>) -> Vec<Violation> {
         add(leaks::observe(scene.broker, &before, scene.superseded).await);
     }
     add(outbox::observe(scene.broker, scene.journal).await);
-    add(configuration::observe(scene.broker).await);
+    add(configuration::observe(scene.broker, scene.copies).await);
     add(Ok(answers::judge(&scene.answers.all(), &before)));
     found
 }
