@@ -1,5 +1,5 @@
 //! `fiec bench NAME --against BINARY` with scripts in place of builds: what each figure's verdict
-//! is, in which order the builds run, and with which arguments.
+//! is, in which order the builds run, how often, and with which arguments.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -77,6 +77,30 @@ async fn builds_run_in_alternating_order_and_every_figure_has_its_verdict() {
     let (o, n) = ("old bench x --json", "new bench x --json");
     assert_eq!(runs.len(), 20);
     assert_eq!(runs[..6], [o, n, n, o, o, n]);
+}
+
+#[tokio::test]
+async fn an_undecided_figure_takes_forty_pairs_and_is_not_called_not_worse() {
+    let folder = tempfile::tempdir().unwrap();
+    let old = build(folder.path(), "old", &figure("rows_per_s", "100"));
+    // Every second run of the new build is slow.
+    let new = build(folder.path(), "new", "");
+    let (slow, fast) = (figure("rows_per_s", "90"), figure("rows_per_s", "110"));
+    let text = std::fs::read_to_string(&new).unwrap();
+    let text = text.replace(
+        "cat <<",
+        &format!(
+            "[ $(($(grep -c new '{}') % 2)) = 0 ] && echo '{slow}' || echo '{fast}'\ncat <<",
+            folder.path().join("log").display()
+        ),
+    );
+    std::fs::write(&new, text).unwrap();
+    let all = compare(&plan(&old, &new), |_| ()).await.unwrap();
+    let only = &all[0];
+    assert_eq!((only.verdict, only.pairs), (Verdict::Undecided, 40));
+    assert_eq!((only.low, only.high), (Some(0.9), Some(1.1)));
+    let log = std::fs::read_to_string(folder.path().join("log")).unwrap();
+    assert_eq!(log.lines().count(), 80);
 }
 
 #[tokio::test]

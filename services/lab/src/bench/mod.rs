@@ -104,12 +104,15 @@ pub struct BenchArgs {
     pub real: bool,
     /// Compare with another build in alternating pairs of runs. BINARY is its `fiec-lab`, or its
     /// `fiec` with `fiec-lab` beside it; an older `fiec` has the benches itself. Prints the exact
-    /// 95 % interval of the median ratio by order statistics and a verdict for each figure. Worse
-    /// means that the interval lies wholly beyond 3 % (10 % for a p99); then the exit code is 1
+    /// 95 % interval of the median ratio by order statistics and a verdict for each figure. The
+    /// bound is 3 % worse (10 % for a p99). "not worse": the interval lies wholly on its better side;
+    /// "worse": wholly on the other, then the exit code is 1; otherwise "undecided". While a figure
+    /// is undecided, ten more pairs are run, up to 40
     #[arg(long, value_name = "BINARY")]
     pub against: Option<PathBuf>,
-    /// For `--against`: pairs of runs, 10 to 1,000
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u16).range(10..=1_000))]
+    /// For `--against`: pairs of runs before the first look, 10 to 40. Each further look gives
+    /// chance another try; `--pairs 40` looks once
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u16).range(10..=i64::from(against::MOST)))]
     pub pairs: u16,
 }
 
