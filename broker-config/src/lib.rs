@@ -2,6 +2,7 @@
 //! the code that applies them. The ledger's compare-and-set appends, state and data by digest, the
 //! feed of all ledgers, the registry of programs. This crate takes no decision.
 
+pub mod aging;
 pub mod capsules;
 pub mod chunk_list;
 pub mod chunks;

@@ -18,7 +18,6 @@
 //! - A task that ends early ends the service with an error.
 
 mod acks;
-mod aging;
 mod api;
 mod bounds;
 mod core;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use fiec_broker::aging::LedgerAge;
 use fiec_broker::{Broker, Ledger, UNACKNOWLEDGED, Upkeep, sight};
 use fiec_schemas::{InstanceId, author};
 use futures_util::FutureExt as _;
@@ -15,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::core::Core;
 use crate::effects::Effects;
+use crate::events::News;
 use crate::history::History;
 use crate::metrics::Metrics;
 use crate::programs::Programs;
@@ -22,7 +24,7 @@ use crate::pulling::Intake;
 use crate::reading::Reader;
 use crate::sources::SourceHealth;
 use crate::waiting::Waiting;
-use crate::{Options, ServiceError, acks, aging, api, pulling, reservation, sources};
+use crate::{Options, ServiceError, acks, api, pulling, reservation, sources};
 
 /// Capacity of the channel for news.
 const NEWS: usize = 4_096;
@@ -229,7 +231,8 @@ impl Life {
         let (b, n) = (broker.clone(), news_tx.clone());
         tasks.spawn(async move {
             ("aging", {
-                aging::watch(b, n).await;
+                let mut age = LedgerAge::new(&b);
+                while n.send(News::Aged(age.aged().await)).await.is_ok() {}
                 Ok(())
             })
         });

@@ -112,7 +112,14 @@ impl Runner {
             }
             None => {
                 let events = std::mem::take(&mut message.events);
-                match self.draft(events) {
+                let draft = match events.is_empty() {
+                    true => {
+                        let now = self.shared.broker.now();
+                        Draft::keeping(&self.tip, &self.shared.author, now)
+                    }
+                    false => self.draft(events),
+                };
+                match draft {
                     Ok(draft) => {
                         if let Some(to) = &message.handover {
                             let before = self.tip.state.boundary.as_ref();

@@ -16,6 +16,7 @@
 //! where an execution runs, and whether a node is viable.
 
 pub mod affinity;
+mod aging;
 mod ahead;
 mod appends;
 mod attempts;
@@ -300,6 +301,7 @@ impl Agent {
         ));
         tokio::spawn(sweep(shared.clone(), done.clone()));
         tokio::spawn(healing::follow(shared.clone(), done.clone()));
+        tokio::spawn(aging::follow(shared.clone(), done.clone()));
         tokio::spawn(revocation::follow(shared.clone(), done.clone()));
         tokio::spawn(envelopes::follow(shared.clone(), envelopes, done.clone()));
         tokio::spawn(measure_round_trips(

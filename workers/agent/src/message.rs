@@ -46,7 +46,8 @@ pub enum After {
 /// A ledger message to append.
 #[derive(Debug, Default)]
 pub struct Message {
-    /// Its events.
+    /// Its events. Without any it only carries the state and σ again, before they drop out of the
+    /// stream.
     pub events: Vec<Event>,
     /// σ, if it commits one.
     pub state: Bytes,

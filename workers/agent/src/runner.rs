@@ -19,7 +19,7 @@ use fiec_schemas::chain::Held;
 use fiec_schemas::hardware::RunningProgress;
 use fiec_schemas::package::Grant;
 use fiec_schemas::scheduling::Adjustment;
-use fiec_schemas::{BoundaryIndex, Digest, Event, Phase, Submission, Timestamp};
+use fiec_schemas::{BoundaryIndex, Digest, Event, Phase, Sequence, Submission, Timestamp};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -69,6 +69,8 @@ enum Input {
     Deadline,
     /// The least interval of routine commits may have changed.
     Stretch,
+    /// Messages up to this sequence will soon drop out of the ledger stream.
+    Aged(Sequence),
     /// Everything ends at once.
     Halt,
     Fetched((Digest, Result<Bytes, NoData>)),
@@ -107,6 +109,8 @@ pub(crate) struct Runner {
     pub(crate) control: mpsc::Receiver<RunnerOrder>,
     /// The recorder's progress. Each runner has its own receiver, so that it sees each change once.
     pub(crate) stretch: watch::Receiver<Recorded>,
+    /// Messages up to this sequence will soon drop out of the ledger stream.
+    pub(crate) aged: watch::Receiver<Sequence>,
     /// The execution's messages that the recorder has not recorded yet.
     pub(crate) unrecorded: Unrecorded,
     /// The least interval of commits by time that was last sent to the child, in ms.
@@ -220,6 +224,7 @@ impl Runner {
                 Input::Order(None) => self.control.close(),
                 Input::Deadline => Box::pin(self.deadline()).await,
                 Input::Stretch => self.pace().await,
+                Input::Aged(up_to) => self.keep_aged(up_to),
                 Input::Halt => {
                     self.child = None;
                     return;
@@ -236,6 +241,7 @@ impl Runner {
             shared,
             control,
             stretch,
+            aged,
             child,
             flight,
             staged,
@@ -256,6 +262,7 @@ impl Runner {
             () = async { match at { Some(at) => tokio::time::sleep_until(at).await, None => std::future::pending().await } } => Input::Deadline,
             () = async { match silence { Some(at) => tokio::time::sleep_until(at).await, None => std::future::pending().await } }, if silence.is_some() => Input::Silence,
             Ok(()) = stretch.changed() => Input::Stretch,
+            Ok(()) = aged.changed() => Input::Aged(*aged.borrow_and_update()),
         }
     }
 

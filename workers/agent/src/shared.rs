@@ -190,6 +190,8 @@ pub struct Shared {
     pub halt: CancellationToken,
     /// The recorder's progress, which stretches routine commits.
     pub stretch: watch::Receiver<Recorded>,
+    /// Messages of the ledger stream up to this sequence will soon drop out by their age.
+    pub aged: watch::Sender<Sequence>,
     /// Wakes the telemetry task: a report is due soon.
     pub news: Notify,
     /// Round trips of real messages.
@@ -288,6 +290,7 @@ impl Shared {
             draining: AtomicBool::new(false),
             halt: CancellationToken::new(),
             stretch,
+            aged: watch::Sender::new(0),
             news: Notify::new(),
             round_trips,
             live: Mutex::default(),

@@ -95,6 +95,7 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
             ack,
             control,
             stretch: shared.stretch.clone(),
+            aged: shared.aged.subscribe(),
             unrecorded: Unrecorded::new(&tip),
             interval_ms: 0,
             progress,

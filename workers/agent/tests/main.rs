@@ -5,6 +5,7 @@
 mod common;
 
 mod agent;
+mod aging;
 mod ahead;
 mod contexts;
 mod devices;
