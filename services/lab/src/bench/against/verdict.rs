@@ -237,7 +237,9 @@ mod tests {
     #[test]
     fn a_clear_figure_takes_ten_pairs_and_an_undecided_one_takes_more_until_it_is_clear_or_forty() {
         // Every third pair differs from the others.
-        let mixed = |most: f64, some: f64| move |pair: u16| if pair % 3 == 0 { some } else { most };
+        let mixed = |most: f64, some: f64| {
+            move |pair: u16| if pair.is_multiple_of(3) { some } else { most }
+        };
         for (case, new, wanted) in [
             ("better", mixed(120.0, 110.0), (Verdict::NotWorse, 10)),
             ("worse", mixed(90.0, 80.0), (Verdict::Worse, 10)),
@@ -250,7 +252,7 @@ mod tests {
         let settles = |pair: u16| if pair < 2 { 90.0 } else { 99.0 };
         let wanted = (Verdict::NotWorse, 20);
         assert_eq!(until_decided("rows_per_s", settles), wanted);
-        let halves = |pair: u16| if pair % 2 == 0 { 90.0 } else { 110.0 };
+        let halves = |pair: u16| if pair.is_multiple_of(2) { 90.0 } else { 110.0 };
         let wanted = (Verdict::Undecided, 40);
         assert_eq!(until_decided("rows_per_s", halves), wanted);
     }
