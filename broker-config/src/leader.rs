@@ -10,9 +10,7 @@
 use std::time::Duration;
 
 use async_nats::jetstream::message::StreamMessage;
-use async_nats::jetstream::stream::{
-    DirectGetErrorKind, LastRawMessageErrorKind, RawMessageErrorKind, Stream,
-};
+use async_nats::jetstream::stream::{DirectGetErrorKind, RawMessageErrorKind, Stream};
 
 use crate::BrokerError;
 
@@ -34,7 +32,7 @@ pub async fn last<I>(
 ) -> Result<Option<StreamMessage>, BrokerError> {
     match stream.get_last_raw_message_by_subject(subject).await {
         Ok(message) => Ok(Some(message)),
-        Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => Ok(None),
+        Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => Ok(None),
         Err(error) => Err(BrokerError::operation(format!(
             "read the last of {subject}"
         ))(error)),

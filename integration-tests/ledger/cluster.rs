@@ -41,6 +41,11 @@ fn pid_of(lab: &Lab, server: usize) -> u32 {
     lab.servers.brokers().nth(server).unwrap().pid()
 }
 
+async fn restart(lab: &mut Lab, server: usize) {
+    let server = lab.servers.broker_mut(server).unwrap();
+    server.restart().await.unwrap();
+}
+
 /// Submits arrays of short executions that commit at each boundary. Returns their number.
 async fn submit(lab: &Lab, arrays: usize, of: usize) -> usize {
     for array in 0..arrays {
@@ -107,12 +112,7 @@ async fn executions_go_on_while_the_leader_is_killed_frozen_and_started_again() 
     })
     .await;
     let more = submit(&lab, 1, 60).await;
-    lab.servers
-        .broker_mut(killed)
-        .unwrap()
-        .restart()
-        .await
-        .unwrap();
+    restart(&mut lab, killed).await;
 
     // It thinks that it leads when it comes back, and what it has in its buffers is old.
     let frozen = leader(&lab).await;
@@ -131,12 +131,7 @@ async fn a_rolling_restart_of_all_servers_loses_nothing() {
     let mut count = 0;
     for server in 0..3 {
         count += submit(&lab, 1, 60).await;
-        lab.servers
-            .broker_mut(server)
-            .unwrap()
-            .restart()
-            .await
-            .unwrap();
+        restart(&mut lab, server).await;
         leader(&lab).await;
     }
     all_end(&lab, count).await;
@@ -154,12 +149,7 @@ async fn everything_waits_while_two_of_three_servers_are_away_and_goes_on_after(
     // Without a majority nothing can be stored: the time is what this test is about.
     sleep(FROZEN).await;
     for server in 0..2 {
-        lab.servers
-            .broker_mut(server)
-            .unwrap()
-            .restart()
-            .await
-            .unwrap();
+        restart(&mut lab, server).await;
     }
     let more = submit(&lab, 1, 30).await;
     all_end(&lab, count + more).await;

@@ -8,7 +8,7 @@ use async_nats::jetstream::message::PublishMessage;
 use bytes::Bytes;
 use fiec_schemas::{Sequence, subjects};
 
-use super::{AppendError, Draft, Ledger, Tip};
+use super::{AppendError, Draft, Entry, Ledger, Tip};
 use crate::{BrokerError, Unacknowledged, store};
 
 /// An append in flight.
@@ -146,6 +146,24 @@ impl Ledger {
                 _ => Err(AppendError::Conflict),
             },
         }
+    }
+
+    /// The tip of the ledger, if its last message is one of these, which this author has sent, and
+    /// follows the message that it was made for.
+    ///
+    /// # Errors
+    /// When the broker does not answer.
+    pub async fn own(&self, last: &Entry, sent: &[Draft]) -> Result<Option<Tip>, BrokerError> {
+        let Some(draft) = sent.iter().find(|draft| draft.digest == last.digest) else {
+            return Ok(None);
+        };
+        let follows = draft.expected == 0
+            || draft.seen_in == last.seen_in
+            || self
+                .at(draft.expected)
+                .await?
+                .is_some_and(|before| Some(before.digest) == draft.state.prev);
+        Ok(follows.then(|| last.clone().into()))
     }
 
     async fn conflict_or_own(&self, draft: Draft) -> Result<Tip, AppendError> {

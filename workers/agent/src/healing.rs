@@ -289,27 +289,30 @@ impl Ground {
         draft: &Draft,
         store: impl Future<Output = Result<Bytes, AppendError>>,
     ) -> Result<Tip, AppendError> {
+        let mut events = LedgerMessage::decode(&draft.header, 0)?.events;
+        if draft.expected == 0 {
+            shared.metrics.overtaken.inc();
+            events.drain(..BINDING_EVENTS.min(events.len()));
+        }
         let mut store = Some(store);
         let mut body = Bytes::new();
-        // What this worker has sent. A message whose acknowledgement was lost may be stored.
-        let mut sent = vec![draft.digest];
+        // A message whose acknowledgement was lost may be stored.
+        let mut sent = vec![draft.clone()];
         let mut pause = AGAIN;
         loop {
             let last = last(shared, &self.tip.state).await?;
-            if let Some(own) = last.as_ref().filter(|last| sent.contains(&last.digest)) {
-                return Ok(own.clone().into());
+            if let Some(last) = &last
+                && let Some(tip) = shared.ledger.own(last, &sent).await?
+            {
+                return Ok(tip);
             }
             let tip = self.restore_on(shared, last).await?;
             if let Some(store) = store.take() {
                 body = store.await?;
             }
-            let mut events = LedgerMessage::decode(&draft.header, 0)?.events;
-            if draft.expected == 0 {
-                shared.metrics.overtaken.inc();
-                events.drain(..BINDING_EVENTS.min(events.len()));
-            }
-            let again = Draft::new(&tip, events, &shared.author, shared.broker.now())?;
-            sent.push(again.digest);
+            let now = shared.broker.now();
+            let again = Draft::new(&tip, events.clone(), &shared.author, now)?;
+            sent.push(again.clone());
             match appends::append(shared, again, body.clone()).await {
                 // The ledger shows nobody else, and yet the append is refused: what was read is old,
                 // as a leader may say that was cut off from the other servers.

@@ -87,7 +87,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The schedule of a seed, for a broker of so many servers.
+    /// The schedule of a seed. If there are several brokers, some of them lag behind at times.
     pub fn new(seed: u64, long: bool, brokers: usize) -> Self {
         let mut dice = Dice::new(seed);
         let until_calm = 6 + dice.below(10);

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use async_nats::jetstream::stream::RawMessageErrorKind;
+use fiec_broker::leader;
 use fiec_schemas::{Tenant, subjects};
 use futures_util::StreamExt as _;
 
@@ -54,10 +54,8 @@ impl Api {
         let js = &self.effects.broker.js;
         let stream = js.get_stream_no_info(subjects::LEDGER_STREAM).await.ok()?;
         let ledgers = format!("fiec.ledger.{tenant}.*");
-        match stream.get_last_raw_message_by_subject(&ledgers).await {
-            Ok(_) => return Some(Vec::new()),
-            Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => {}
-            Err(_) => return None,
+        if leader::last(&stream, &ledgers).await.ok()?.is_some() {
+            return Some(Vec::new());
         }
         let bucket = js.get_key_value(subjects::QUOTA_BUCKET).await.ok()?;
         let keys = bucket.keys().await.ok()?;
