@@ -133,30 +133,43 @@ async fn an_execution_leaves_a_node_under_pressure(
     (source, pressure)
 }
 
-/// What was measured on a node, as it is published.
-async fn readings(lab: &Lab, node: &NodeId) -> async_nats::Subscriber {
-    let subject = subjects::telemetry(node);
-    let readings = lab.broker.client.subscribe(subject).await.unwrap();
-    lab.broker.client.flush().await.unwrap();
-    readings
-}
+/// What is measured of a node's memory, as it is published: the value, and when it was read.
+struct Measured(async_nats::Subscriber);
 
-/// The first moment at which memory was below `low`.
-async fn recovery(mut vectors: async_nats::Subscriber) -> Timestamp {
-    let first = async {
-        while let Some(message) = vectors.next().await {
-            let vector: HardwareVector = serde_json::from_slice(&message.payload).unwrap();
-            let memory = vector
-                .host(Signal::Memory)
-                .and_then(|r| Some((r.value?, r.at)));
-            if let Some((value, at)) = memory.filter(|(value, _)| *value < LOW) {
+impl Measured {
+    /// Follows a node. The first vector has come when this returns, so that none is missed later: a
+    /// subscription that was only sent may begin after the next vector.
+    async fn of(lab: &Lab, node: &NodeId) -> (Self, f64) {
+        let subject = subjects::telemetry(node);
+        let mut measured = Self(lab.broker.client.subscribe(subject).await.unwrap());
+        let (value, _) = measured.next().await;
+        (measured, value)
+    }
+
+    async fn next(&mut self) -> (f64, Timestamp) {
+        let next = async {
+            while let Some(message) = self.0.next().await {
+                let vector: HardwareVector = serde_json::from_slice(&message.payload).unwrap();
+                let memory = vector.host(Signal::Memory);
+                if let Some(found) = memory.and_then(|r| Some((r.value?, r.at))) {
+                    return found;
+                }
+            }
+            panic!("the telemetry ended");
+        };
+        tokio::time::timeout(stage::PATIENCE, next).await.unwrap()
+    }
+
+    /// The first moment at which memory was below `low`.
+    async fn recovery(mut self) -> Timestamp {
+        loop {
+            let (value, at) = self.next().await;
+            if value < LOW {
                 assert!(value >= 0.0);
                 return at;
             }
         }
-        panic!("the telemetry ended");
-    };
-    tokio::time::timeout(stage::PATIENCE, first).await.unwrap()
+    }
 }
 
 /// A node that was left takes new work only after a whole dwell below `low`.
@@ -187,9 +200,10 @@ async fn the_node_returns_after_sustained_recovery(
     assert_eq!(status.viability, Viability::Unviable, "{ran}");
     assert!(status.pressing.join("; ").contains("memory"), "{status:?}");
 
-    let vectors = readings(lab, node).await;
+    let (measured, before) = Measured::of(lab, node).await;
+    assert!(before >= LOW, "the pressure ended early: {before}");
     pressure.stop(Duration::from_secs(5)).await;
-    let calm = recovery(vectors).await;
+    let calm = measured.recovery().await;
     let id = lab.id("pinned");
     let bound = lab
         .journal
