@@ -1,5 +1,5 @@
-//! Checks that the broker has every stream and stores messages. Creates lost streams in memory
-//! again, without a person: a restart deletes them.
+//! Checks that the broker has every stream, stores messages and keeps as many copies of one stream as
+//! of another. Creates lost streams in memory again, without a person: a restart deletes them.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,12 +9,18 @@ use async_nats::jetstream::stream::{Config, StorageType};
 use fiec_schemas::subjects;
 use futures_util::TryStreamExt;
 
+use crate::copies::Copies;
 use crate::topology::{Profile, shards_of, streams};
 use crate::{Broker, BrokerError};
 
 const EVERY: Duration = Duration::from_secs(2);
 /// Time limit of a round.
 const WITHIN: Duration = Duration::from_secs(5);
+/// Pause between two comparisons of the copies. Each asks the leaders of all streams, which takes long
+/// while some have none.
+const COPIES_EVERY: Duration = Duration::from_secs(20);
+/// Time limit of a comparison.
+const COPIES_WITHIN: Duration = Duration::from_secs(15);
 /// Bytes of a probe: more than a full disk can absorb.
 const PROBE_BYTES: usize = 4_096;
 
@@ -28,6 +34,8 @@ pub struct Upkeep {
 struct Found {
     missing: Option<String>,
     refused: Option<String>,
+    /// Streams differ in their copies.
+    mixed: Option<String>,
     /// The ledger stream has all messages since its first one.
     has_all_ledgers: bool,
 }
@@ -36,10 +44,11 @@ impl Upkeep {
     /// Fails with the broker's problem and its remedy.
     ///
     /// # Errors
-    /// When a stream is missing, or the broker does not store.
+    /// When a stream is missing, the broker does not store, or streams differ in their copies.
     pub fn check(&self) -> Result<(), String> {
         let found = self.found();
-        let troubles = [&found.missing, &found.refused].into_iter().flatten();
+        let troubles = [&found.missing, &found.refused, &found.mixed];
+        let troubles = troubles.into_iter().flatten();
         let words: Vec<&str> = troubles.map(String::as_str).collect();
         if words.is_empty() {
             Ok(())
@@ -62,29 +71,51 @@ impl Upkeep {
         !self.found().has_all_ledgers
     }
 
-    /// Checks every two seconds, forever. `who` names the kind of service. The probes of one kind
-    /// replace each other.
+    /// Checks every two seconds, and compares the copies more seldom, forever. `who` names the kind of
+    /// service. The probes of one kind replace each other.
     pub async fn keep(self, broker: Broker, who: &'static str) {
+        tokio::join!(self.look(&broker, who), self.compare_copies(&broker));
+    }
+
+    async fn look(&self, broker: &Broker, who: &'static str) {
         loop {
             let mut has_all_ledgers = false;
-            let missing = within(complete(&broker, &mut has_all_ledgers)).await;
-            let refused = within(probe(&broker, who)).await;
-            let is_news = {
-                let mut found = self.found();
-                let news = [&missing, &refused] != [&found.missing, &found.refused];
-                *found = Found {
-                    missing,
-                    refused,
-                    has_all_ledgers,
-                };
-                news
-            };
-            match self.check() {
-                Err(trouble) if is_news => tracing::error!(trouble, "the broker is not well"),
-                Ok(()) if is_news => tracing::info!("the broker is well again"),
-                _ => {}
-            }
+            let missing = within(complete(broker, &mut has_all_ledgers)).await;
+            let refused = within(probe(broker, who)).await;
+            self.note(|found| {
+                found.missing = missing;
+                found.refused = refused;
+                found.has_all_ledgers = has_all_ledgers;
+            });
             tokio::time::sleep(EVERY).await;
+        }
+    }
+
+    /// No answer leaves the last finding: a broker that does not answer is found by [`Self::look`].
+    async fn compare_copies(&self, broker: &Broker) {
+        loop {
+            if let Ok(Ok(copies)) = tokio::time::timeout(COPIES_WITHIN, Copies::read(broker)).await
+            {
+                let mixed = copies.mixture().map(|mixture| {
+                    format!(
+                        "streams have different numbers of copies ({mixture}): give all the same with \
+                         `fiec setup --replicas`"
+                    )
+                });
+                self.note(|found| found.mixed = mixed);
+            }
+            tokio::time::sleep(COPIES_EVERY).await;
+        }
+    }
+
+    /// Changes the findings. Logs the state if it is another one.
+    fn note(&self, change: impl FnOnce(&mut Found)) {
+        let before = self.check();
+        change(&mut self.found());
+        match self.check() {
+            now if now == before => {}
+            Err(trouble) => tracing::error!(trouble, "the broker is not well"),
+            Ok(()) => tracing::info!("the broker is well again"),
         }
     }
 

@@ -1,12 +1,15 @@
 //! The copies of streams and buckets in a cluster of three servers: `apply` changes their number
-//! only if it is asked to.
+//! only if it is asked to, and health is red while they differ.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
+use async_nats::jetstream::stream;
 use fiec_broker::topology::{self, Profile};
-use fiec_broker::{Broker, ConnectOptions};
+use fiec_broker::{Broker, ConnectOptions, Upkeep};
 use fiec_dev_servers::{NatsCluster, NoProgress, Sync, locate_nats};
+use fiec_schemas::subjects;
 use futures_util::TryStreamExt;
 
 /// Copies of each stream, buckets included.
@@ -14,6 +17,27 @@ async fn copies(broker: &Broker) -> BTreeMap<String, usize> {
     let infos: Vec<_> = broker.js.streams().try_collect().await.unwrap();
     let configs = infos.into_iter().map(|info| info.config);
     configs.map(|c| (c.name, c.num_replicas)).collect()
+}
+
+async fn reduce(broker: &Broker, stream: &str, num_replicas: usize) {
+    let found = broker.js.get_stream(stream).await.unwrap();
+    let config = found.cached_info().config.clone();
+    let fewer = stream::Config {
+        num_replicas,
+        ..config
+    };
+    broker.js.update_stream(fewer).await.unwrap();
+}
+
+/// Waits for an answer, for longer than two comparisons take.
+async fn until<T>(what: &str, look: impl Fn() -> Option<T>) -> T {
+    for _ in 0..600 {
+        if let Some(found) = look() {
+            return found;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    panic!("waited in vain until {what}");
 }
 
 #[tokio::test]
@@ -71,4 +95,14 @@ async fn a_second_setup_keeps_the_copies_and_takes_none_away_without_a_word() {
     assert!(fewer.values().all(|n| *n == 1), "{fewer:?}");
     topology::apply(&broker, &three).await.unwrap();
     assert_eq!(copies(&broker).await, made, "after more are asked for");
+
+    let upkeep = Upkeep::default();
+    let keeping = tokio::spawn(upkeep.clone().keep(broker.clone(), "test"));
+    reduce(&broker, subjects::CHUNK_STREAM, 1).await;
+    let says = |health: Result<(), String>| health.err().filter(|why| why.contains("different"));
+    let why = until("health is red", || says(upkeep.check())).await;
+    assert!(why.contains("1: FIEC_CHUNK; 3: "), "{why}");
+    topology::apply(&broker, &three).await.unwrap();
+    until("health is green", || upkeep.check().ok()).await;
+    keeping.abort();
 }
