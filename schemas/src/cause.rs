@@ -113,8 +113,11 @@ impl Cause {
         match self {
             Cause::Initial => "first placement".to_owned(),
             Cause::Pressure { evidence: e } => format!(
-                "{} on {} was {:.1} % (limit {:.1} % for {} ms) since {}",
+                "{}{} on {} was {:.1} % (limit {:.1} % for {} ms) since {}",
                 e.signal,
+                e.device
+                    .as_ref()
+                    .map_or_else(String::new, |d| format!(" of {d}")),
                 e.node,
                 e.value * 100.0,
                 e.threshold.high * 100.0,
@@ -210,4 +213,37 @@ pub struct Candidate {
     /// Why it was rejected, each reason a sentence. Empty if it was acceptable.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rejected: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pressure_of_a_device_names_the_device() {
+        let evidence = |device: Option<&str>| Evidence {
+            node: NodeId::new("n1").unwrap(),
+            signal: Signal::Memory,
+            device: device.map(str::to_owned),
+            value: 0.97,
+            threshold: Threshold {
+                high: 0.9,
+                low: 0.7,
+                dwell_ms: 500,
+            },
+            since: Timestamp::from_micros(0),
+            vector: Vec::new(),
+        };
+        let words = |device| {
+            let evidence = Box::new(evidence(device));
+            Cause::Pressure { evidence }.in_words()
+        };
+        let whole = words(Some("GPU-1"));
+        assert!(
+            whole.starts_with("memory of GPU-1 on n1 was 97.0 %"),
+            "{whole}"
+        );
+        let whole = words(None);
+        assert!(whole.starts_with("memory on n1 was 97.0 %"), "{whole}");
+    }
 }
