@@ -7,6 +7,7 @@ use crate::stage::{
     Exempt, Lab, digest_of, undisturbed_synthetic, until, workers, workers_with_history,
 };
 use fiec_broker::Ledger;
+use fiec_lab::cluster::Cluster;
 use fiec_schemas::{Event, ExecutionId, LedgerMessage, subjects};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -37,11 +38,46 @@ async fn last_sequence(lab: &Lab) -> u64 {
     stream.unwrap().cached_info().state.last_sequence
 }
 
-async fn lose_the_tail(lab: &mut Lab, bytes: u64) {
+/// The broker dies and loses the end of the ledger stream. Answers with what is left of these ledgers:
+/// workers and policy services stand still until that was read, or they would have mended it before.
+async fn lose_the_tail<const N: usize>(
+    lab: &mut Lab,
+    bytes: u64,
+    ids: [ExecutionId; N],
+) -> [Option<LedgerMessage>; N] {
     lab.exempt(Exempt::LostMessages);
     lab.servers.nats.kill().await;
+    signal_all(lab, Signal::STOP);
     cut_tail(lab, subjects::LEDGER_STREAM, bytes);
     lab.servers.nats.restart().await.unwrap();
+    let ledger = Ledger::new(&lab.broker);
+    let mut left = ids.map(|_| None);
+    for (left, id) in left.iter_mut().zip(ids) {
+        *left = until("its ledger can be read", async || {
+            let last = ledger.last(&lab.tenant, id).await.ok()?;
+            Some(last.map(|entry| entry.message))
+        })
+        .await;
+    }
+    signal_all(lab, Signal::CONT);
+    left
+}
+
+/// To each worker and policy service that has not ended.
+fn signal_all(lab: &mut Lab, signal: Signal) {
+    let cluster: &mut Cluster = lab;
+    for process in cluster.workers.iter_mut().chain(&mut cluster.policies) {
+        if process.ended().is_none() {
+            process.signal(signal).unwrap();
+        }
+    }
+}
+
+fn its_end_is_lost(left: &[Option<LedgerMessage>]) {
+    for message in left.iter().flatten() {
+        let phase = message.state.phase.as_str();
+        assert_ne!(phase, "completed", "its end was not lost");
+    }
 }
 
 async fn completed(lab: &Lab, id: ExecutionId) {
@@ -58,7 +94,7 @@ async fn a_worker_says_again_what_the_broker_lost_and_computes_nothing_twice() {
     let params = params(3_000);
     let id = submit(&lab, "steps", &params).await;
     lab.journal.computing(id, 10).await;
-    lose_the_tail(&mut lab, TAIL).await;
+    lose_the_tail(&mut lab, TAIL, []).await;
     let journal = stage::Journal::open(&lab.broker);
     completed(&lab, id).await;
     let ended = journal.ended(id, "completed").await;
@@ -124,7 +160,7 @@ async fn what_nobody_holds_any_more_is_computed_again_from_what_is_left() {
         .node
         .clone();
     lab.worker(&node).kill();
-    lose_the_tail(&mut lab, TAIL).await;
+    lose_the_tail(&mut lab, TAIL, []).await;
     completed(&lab, id).await;
     let journal = stage::Journal::open(&lab.broker);
     let ended = journal.ended(id, "completed").await;
@@ -143,15 +179,15 @@ async fn a_large_state_that_newer_commits_superseded_is_there_when_the_broker_ha
     let id = lab.publish_json(&body).await;
     let node = lab.journal.computing(id, 1).await;
     let kept = length(&lab, subjects::LEDGER_STREAM);
-    let boundary = async |lab: &Lab| last(lab, id).await.map(|m| m.state.boundary_index());
-    let early = boundary(&lab).await.unwrap();
+    let boundary = |left: Option<LedgerMessage>| left.unwrap().state.boundary_index();
+    let early = boundary(last(&lab, id).await);
     // So much the development profile's sync interval can lose, and less than the worker keeps.
     tokio::time::sleep(Duration::from_secs(20)).await;
     lab.worker(&node).kill();
-    let late = boundary(&lab).await.unwrap();
+    let late = boundary(last(&lab, id).await);
     let lost = length(&lab, subjects::LEDGER_STREAM) - kept;
-    lose_the_tail(&mut lab, lost).await;
-    let left = boundary(&lab).await.unwrap();
+    let [left] = lose_the_tail(&mut lab, lost, [id]).await;
+    let left = boundary(left);
     assert!(
         left <= early && early < late,
         "{left} is left of {late}, {early} was early"
@@ -184,11 +220,8 @@ async fn a_worker_says_again_the_ends_that_the_broker_lost() {
     let tiny = submit(&lab, "tiny", &small).await;
     let tiny_end = lab.journal.ended(tiny, "completed").await;
     lab.recorded(2).await;
-    lose_the_tail(&mut lab, TWO_ENDS).await;
-    for id in [id, tiny] {
-        let left = last(&lab, id).await.map(|last| last.state.phase.as_str());
-        assert_ne!(left, Some("completed"), "its end was not lost");
-    }
+    let left = lose_the_tail(&mut lab, TWO_ENDS, [id, tiny]).await;
+    its_end_is_lost(&left);
     for (id, before) in [(id, end), (tiny, tiny_end)] {
         completed(&lab, id).await;
         let after = last(&lab, id).await.unwrap();
@@ -220,9 +253,8 @@ async fn what_ended_on_a_worker_that_has_gone_is_computed_again_with_the_same_bi
     // The recorder looks once every lost sequence was given out again.
     let signal = |lab: &Lab, signal| lab.recorder.as_ref().unwrap().signal(signal).unwrap();
     signal(&lab, Signal::STOP);
-    lose_the_tail(&mut lab, TAIL).await;
-    let left = last(&lab, id).await.map(|last| last.state.phase.as_str());
-    assert_ne!(left, Some("completed"), "its end was not lost");
+    let left = lose_the_tail(&mut lab, TAIL, [id]).await;
+    its_end_is_lost(&left);
     completed(&lab, id).await;
     let ended = stage::Journal::open(&lab.broker)
         .ended(id, "completed")
