@@ -17,6 +17,7 @@ pub mod identity;
 pub mod leader;
 pub mod ledger;
 pub mod lists;
+pub mod nodes;
 mod objects;
 pub mod outbox;
 mod reader;

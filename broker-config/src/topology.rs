@@ -10,6 +10,7 @@ use fiec_schemas::subjects;
 use futures_util::TryStreamExt;
 
 use crate::copies::Copies;
+use crate::nodes::MARKS_KEPT;
 use crate::{Broker, BrokerError, capsules};
 
 const STREAMS: [(&str, &str); 10] = [
@@ -155,21 +156,24 @@ pub async fn apply(broker: &Broker, profile: &Profile) -> Result<(), BrokerError
     for config in others {
         apply_stream(broker, config).await?;
     }
-    for (bucket, description, history) in [
+    for (bucket, description, history, limit_markers) in [
         (
             subjects::NODES_BUCKET,
             "Node descriptors and operators' flags",
             4,
+            Some(MARKS_KEPT),
         ),
         (
             subjects::PROGRAMS_BUCKET,
             "Programs that were pushed, by name and version",
             1,
+            None,
         ),
         (
             subjects::QUOTA_BUCKET,
             "What tenants may use at once, by tenant",
             8,
+            None,
         ),
     ] {
         broker
@@ -178,6 +182,7 @@ pub async fn apply(broker: &Broker, profile: &Profile) -> Result<(), BrokerError
                 bucket: bucket.to_owned(),
                 description: description.to_owned(),
                 history,
+                limit_markers,
                 num_replicas: wanted(&format!("KV_{bucket}")),
                 ..Default::default()
             })

@@ -337,6 +337,12 @@ pub struct NodeFlags {
 }
 
 impl NodeFlags {
+    /// True if they also hold for a later life of the node, until somebody lifts them.
+    pub fn are_of_the_name(&self) -> bool {
+        let revoked_for_ever = self.revoked_at.is_some() && self.revoked.is_none();
+        self.cordoned || self.draining || revoked_for_ever
+    }
+
     /// When this life of the node goes away, if that was announced.
     pub fn revocation_of(&self, life: InstanceId) -> Option<Timestamp> {
         self.revoked_at

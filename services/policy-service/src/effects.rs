@@ -5,13 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::jetstream::message::PublishMessage;
-use fiec_broker::{AppendError, Broker, BrokerError, Draft, Entry, Ledger, Tip, Upkeep, store};
+use fiec_broker::{
+    AppendError, Broker, BrokerError, Draft, Entry, Ledger, Tip, Upkeep, nodes, store,
+};
 use fiec_policy::{ControlOutcome, ProbeOutcome, Ticket};
 use fiec_schemas::ids::is_name;
 use fiec_schemas::messages::{
     CapsuleBinding, ControlReply, ControlRequest, Holding, Record, Refusal,
 };
-use fiec_schemas::{Event, ExecutionId, NodeId, Phase, Sequence, Submission, Tenant, subjects};
+use fiec_schemas::{
+    Event, ExecutionId, InstanceId, NodeId, Phase, Sequence, Submission, Tenant, subjects,
+};
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::Sender;
 
@@ -23,6 +27,9 @@ use crate::reading::Reader;
 
 /// Time limit for fetching a large submission.
 const FETCH: Duration = Duration::from_secs(20);
+
+/// Time limit for deleting what the broker keeps of a node.
+const FORGET: Duration = Duration::from_secs(10);
 
 /// Pause before a ledger is read after an append with an unknown result.
 const READ_AGAIN: Duration = Duration::from_secs(1);
@@ -163,6 +170,20 @@ impl Effects {
             }
         };
         self.tell(Outcome::Probed(node, outcome)).await;
+    }
+
+    /// Deletes what the broker keeps of a node. If that fails, the policy asks again later.
+    pub async fn forget(self, node: NodeId, instance: Option<InstanceId>) {
+        let forgotten = tokio::time::timeout(FORGET, nodes::forget(&self.broker, &node, instance));
+        match forgotten.await {
+            Ok(Ok(true)) => {
+                tracing::info!(%node, "forgotten: it was silent for long and holds nothing");
+                self.tell(Outcome::Forgotten(node, instance)).await;
+            }
+            Ok(Ok(false)) => tracing::info!(%node, "not forgotten: it has joined again"),
+            Ok(Err(error)) => tracing::warn!(%node, %error, "a node was not forgotten"),
+            Err(_) => tracing::warn!(%node, "a node was not forgotten: the broker does not answer"),
+        }
     }
 
     /// Asks a node for all executions that it holds, page by page. If the node does not answer, the

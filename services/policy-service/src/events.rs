@@ -92,6 +92,8 @@ pub enum Outcome {
     Reserved(Tenant, Option<(Sequence, Reservations)>),
     /// Whether an execution has ended.
     Ended(ExecutionId, Seen),
+    /// The broker keeps nothing more of a node, whose descriptor was of this instance.
+    Forgotten(NodeId, Option<InstanceId>),
     /// Result of a probe.
     Probed(NodeId, ProbeOutcome),
     /// All executions that this life of a node holds, ordered by id.

@@ -4,6 +4,7 @@
 
 mod stage;
 
+mod absent;
 mod aging;
 mod answers;
 mod batches;

@@ -11,6 +11,8 @@ use fiec_schemas::{
     ExecutionId, HardwareVector, InstanceId, NodeDescriptor, NodeFlags, NodeId, Timestamp,
 };
 
+use slotmap::SlotMap;
+
 use crate::capacity::Speed;
 use crate::changes::Changes;
 use crate::config::Config;
@@ -24,9 +26,19 @@ use crate::watch::Watch;
 
 pub use crate::execution::{Attained, Execution, Extra, Order, Stage, Wanted};
 
-/// Index of a node; never reused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct NodeIx(pub u32);
+slotmap::new_key_type! {
+    /// Key of a node. One of a forgotten node is never another node's: it names
+    /// [nobody](Cluster::node).
+    pub struct NodeIx;
+}
+
+#[cfg(test)]
+impl NodeIx {
+    /// A key for tests without a cluster: each number has its own.
+    pub(crate) fn made_up(number: u32) -> Self {
+        slotmap::KeyData::from_ffi(1 << 32 | u64::from(number + 1)).into()
+    }
+}
 
 /// Presence of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,7 +111,49 @@ pub struct Node {
     pub recorded_viability: Option<Viability>,
 }
 
+impl Default for Node {
+    /// A node that nobody has heard of.
+    fn default() -> Self {
+        Self::new(NodeId::from_host_name("a-forgotten-node"), Millis(0))
+    }
+}
+
 impl Node {
+    /// A node of which only the name is known.
+    pub fn new(id: NodeId, now: Millis) -> Self {
+        Self {
+            id,
+            descriptor: None,
+            life: None,
+            flags: NodeFlags::default(),
+            trust: Trust::default(),
+            vector: None,
+            drains: false,
+            vector_at: Millis(0),
+            heard: now,
+            presence: Presence::Up,
+            confirmed: None,
+            base: None,
+            overrides: BTreeMap::new(),
+            devices: Devices::default(),
+            holds: BTreeSet::new(),
+            long: 0,
+            started: 0,
+            parked: 0,
+            expected: 0,
+            speed: Speed::default(),
+            reviewed: Millis(0),
+            holdings_asked: Millis(0),
+            holdings_due: Millis(0),
+            recorded_viability: None,
+        }
+    }
+
+    /// True if executions are bound to it, or on their way to it.
+    pub fn is_used(&self) -> bool {
+        !self.holds.is_empty() || self.expected > 0
+    }
+
     /// Sets or removes its descriptor.
     pub fn describe(&mut self, descriptor: Option<Arc<NodeDescriptor>>) {
         self.life = descriptor.as_ref().map(|d| d.instance);
@@ -197,7 +251,9 @@ impl Weight {
 /// All nodes and live executions.
 #[derive(Debug, Default)]
 pub struct Cluster {
-    nodes: Vec<Node>,
+    nodes: SlotMap<NodeIx, Node>,
+    /// Stands for each forgotten node.
+    nobody: Node,
     /// Nodes by name, for lookups.
     named: QuickMap<NodeId, NodeIx>,
     /// Nodes ordered by name.
@@ -222,36 +278,23 @@ impl Cluster {
         if let Some(ix) = self.named.get(name) {
             return *ix;
         }
-        let ix = NodeIx(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX));
+        let ix = self.nodes.insert(Node::new(name.clone(), now));
         self.named.insert(name.clone(), ix);
         self.by_name.insert(name.clone(), ix);
-        self.nodes.push(Node {
-            id: name.clone(),
-            descriptor: None,
-            life: None,
-            flags: NodeFlags::default(),
-            trust: Trust::default(),
-            vector: None,
-            drains: false,
-            vector_at: Millis(0),
-            heard: now,
-            presence: Presence::Up,
-            confirmed: None,
-            base: None,
-            overrides: BTreeMap::new(),
-            devices: Devices::default(),
-            holds: BTreeSet::new(),
-            long: 0,
-            started: 0,
-            parked: 0,
-            expected: 0,
-            speed: Speed::default(),
-            reviewed: Millis(0),
-            holdings_asked: Millis(0),
-            holdings_due: Millis(0),
-            recorded_viability: None,
-        });
         ix
+    }
+
+    /// Forgets a node that holds and expects nothing.
+    pub fn forget(&mut self, ix: NodeIx) {
+        if self.node(ix).is_used() {
+            return;
+        }
+        // Rankings drop its places.
+        self.changed(ix);
+        if let Some(node) = self.nodes.remove(ix) {
+            self.named.remove(&node.id);
+            self.by_name.remove(&node.id);
+        }
     }
 
     /// The node of this name, if known.
@@ -259,21 +302,28 @@ impl Cluster {
         self.named.get(name).copied()
     }
 
-    /// A node. Indices come from this cluster only.
+    /// A node. A forgotten one never joined and holds nothing.
     pub fn node(&self, ix: NodeIx) -> &Node {
-        &self.nodes[ix.0 as usize]
+        self.nodes.get(ix).unwrap_or(&self.nobody)
     }
 
     /// Mutable access to a node; marks it as changed.
     pub fn node_mut(&mut self, ix: NodeIx) -> &mut Node {
         self.changed(ix);
-        &mut self.nodes[ix.0 as usize]
+        self.node_quietly(ix)
     }
 
     /// Mutable access that does not mark the node for re-ranking. Call [`Cluster::changed`] after
     /// you modify a field that placement reads.
     pub fn node_quietly(&mut self, ix: NodeIx) -> &mut Node {
-        &mut self.nodes[ix.0 as usize]
+        match self.nodes.get_mut(ix) {
+            Some(node) => node,
+            None => {
+                // Nobody has nothing, whatever was written to it before.
+                self.nobody = Node::default();
+                &mut self.nobody
+            }
+        }
     }
 
     /// The device of a node with this id, created if missing. None for the host.
@@ -294,7 +344,12 @@ impl Cluster {
         self.by_name.values().map(|ix| (*ix, self.node(*ix)))
     }
 
-    /// Number of nodes ever named.
+    /// The keys of all nodes, in their order.
+    pub fn keys(&self) -> Vec<NodeIx> {
+        self.nodes.keys().collect()
+    }
+
+    /// Number of nodes that are not forgotten.
     pub fn node_count(&self) -> u32 {
         u32::try_from(self.nodes.len()).unwrap_or(u32::MAX)
     }
@@ -485,7 +540,7 @@ impl Cluster {
     /// Removes one user of a profile.
     pub fn release_profile(&mut self, ix: ProfileIx) {
         if self.profiles.release(ix) {
-            for node in &mut self.nodes {
+            for node in self.nodes.values_mut() {
                 node.overrides.remove(&ix);
             }
         }

@@ -12,6 +12,8 @@ use crate::share::order::Discipline;
 pub struct Config {
     /// Silence after which a node is probed and its vector no longer counts.
     pub liveness_ms: u64,
+    /// Silence after which a node that holds nothing is forgotten.
+    pub forget_ms: u64,
     /// Gap between ticks after which this process distrusts its own clock.
     pub stall_ms: u64,
     /// Time after which a bound execution's capsule is sent again. After the same time once more,
@@ -132,6 +134,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             liveness_ms: 5_000,
+            forget_ms: 86_400_000,
             stall_ms: 1_000,
             take_ms: 5_000,
             take_busy_ms: 60_000,

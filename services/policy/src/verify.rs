@@ -110,6 +110,21 @@ impl Check {
         }
     }
 
+    /// True if its judgement depends on a node.
+    pub fn names(&self, node: NodeIx) -> bool {
+        let other = |trial: &Trial| trial.other.as_ref().map(|(other, _)| *other);
+        let trial = self.trial.as_ref();
+        let back = self.must_step_back.as_ref();
+        let suspects = [
+            trial.and_then(|trial| trial.asked),
+            trial.and_then(other),
+            back.and_then(|(culprit, _)| *culprit),
+        ];
+        self.by.contains(&node)
+            || suspects.contains(&Some(node))
+            || self.claims.iter().any(|claim| claim.node == Some(node))
+    }
+
     fn all(&self) -> bool {
         self.mode == Verify::All
     }
@@ -375,7 +390,7 @@ mod tests {
     fn trial() -> Trial {
         Trial {
             question: 1,
-            asked: Some(NodeIx(9)),
+            asked: Some(NodeIx::made_up(9)),
             heard: Millis(0),
             other: None,
             proofs_since: None,
@@ -404,24 +419,24 @@ mod tests {
     fn one_nodes_boundaries_grow_into_one_claim_until_it_is_judged() {
         let mut check = Check::new(Verify::All, true);
         for i in 1..=3 {
-            check.boundary(place(i), finding(i), NodeIx(0), || false);
+            check.boundary(place(i), finding(i), NodeIx::made_up(0), || false);
         }
         assert_eq!(check.claims.len(), 1);
         assert_eq!(check.claims[0].ends(), (0, 3));
         assert_eq!(check.claims[0].found.outputs.len(), 3);
         check.trial = Some(trial());
-        check.boundary(place(4), finding(4), NodeIx(0), || false);
-        check.boundary(place(5), finding(5), NodeIx(1), || false);
+        check.boundary(place(4), finding(4), NodeIx::made_up(0), || false);
+        check.boundary(place(5), finding(5), NodeIx::made_up(1), || false);
         let ends: Vec<_> = check.claims.iter().map(|c| (c.ends(), c.node)).collect();
         assert_eq!(
             ends,
             [
-                ((0, 3), Some(NodeIx(0))),
-                ((3, 4), Some(NodeIx(0))),
-                ((4, 5), Some(NodeIx(1)))
+                ((0, 3), Some(NodeIx::made_up(0))),
+                ((3, 4), Some(NodeIx::made_up(0))),
+                ((4, 5), Some(NodeIx::made_up(1)))
             ]
         );
-        assert!(!check.confirmed(&[NodeIx(9)]));
+        assert!(!check.confirmed(&[NodeIx::made_up(9)]));
         assert_eq!(
             check.good.as_ref().map(|p| (p.index, p.seq)),
             Some((3, None))
@@ -445,49 +460,54 @@ mod tests {
         // A service that has just started has seen only the last message.
         let mut fresh = Check::new(Verify::All, false);
         assert_eq!(fresh.recall, Recall::Wanted);
-        fresh.boundary(place(9), finding(9), NodeIx(0), || false);
-        fresh.recalled(Some((kept(5), vec![NodeIx(3)], 2)));
+        fresh.boundary(place(9), finding(9), NodeIx::made_up(0), || false);
+        fresh.recalled(Some((kept(5), vec![NodeIx::made_up(3)], 2)));
         assert_eq!((ends(&fresh), fresh.recall), (vec![(5, 9)], Recall::Known));
         assert_eq!((fresh.segments, fresh.by.len()), (2, 1));
         // Another service has seen everything, and compares the outputs made since.
         let mut other = Check::new(Verify::All, true);
         for i in 1..=9 {
-            other.boundary(place(i), finding(i), NodeIx(u32::from(i > 7)), || false);
+            other.boundary(
+                place(i),
+                finding(i),
+                NodeIx::made_up(u32::from(i > 7)),
+                || false,
+            );
         }
         other.recalled(Some((kept(5), vec![], 1)));
         assert_eq!(ends(&other), [(5, 7), (7, 9)]);
         let (front, names) = (&other.claims[0], ["o6", "o7"]);
         assert!(front.found.outputs.keys().eq(names), "{front:?}");
-        assert_eq!((front.whole, front.node), (true, Some(NodeIx(0))));
+        assert_eq!((front.whole, front.node), (true, Some(NodeIx::made_up(0))));
         assert_eq!(other.segment().unwrap().from, Some(kept(5)));
         // An earlier boundary, or one that this ledger has not reached, changes nothing.
         let before = format!("{other:?}");
-        other.recalled(Some((kept(4), vec![NodeIx(7)], 9)));
-        other.recalled(Some((kept(10), vec![NodeIx(7)], 9)));
+        other.recalled(Some((kept(4), vec![NodeIx::made_up(7)], 9)));
+        other.recalled(Some((kept(10), vec![NodeIx::made_up(7)], 9)));
         other.recalled(None);
         assert_eq!(before, format!("{other:?}"));
         // All known claims were verified: the next one begins where σ was kept.
         other.recalled(Some((kept(9), vec![], 1)));
         assert_eq!(ends(&other), []);
-        other.boundary(place(10), finding(10), NodeIx(0), || false);
+        other.boundary(place(10), finding(10), NodeIx::made_up(0), || false);
         assert_eq!(other.segment().unwrap().from, Some(kept(9)));
     }
 
     #[test]
     fn all_is_verified_only_when_the_end_is() {
         let mut check = Check::new(Verify::All, true);
-        check.boundary(place(1), finding(1), NodeIx(0), || false);
+        check.boundary(place(1), finding(1), NodeIx::made_up(0), || false);
         check.trial = Some(trial());
-        check.computed(finding(2), Some(NodeIx(0)), Event::Submitted);
-        assert!(!check.confirmed(&[NodeIx(1)]));
-        assert!(check.confirmed(&[NodeIx(2)]));
+        check.computed(finding(2), Some(NodeIx::made_up(0)), Event::Submitted);
+        assert!(!check.confirmed(&[NodeIx::made_up(1)]));
+        assert!(check.confirmed(&[NodeIx::made_up(2)]));
         assert_eq!((check.segments, check.by.len()), (2, 2));
     }
 
     #[test]
     fn what_was_before_the_first_message_seen_is_compared_from_the_beginning_and_blames_nobody() {
         let mut check = Check::new(Verify::All, false);
-        check.boundary(place(7), finding(7), NodeIx(0), || false);
+        check.boundary(place(7), finding(7), NodeIx::made_up(0), || false);
         let claim = &check.claims[0];
         assert_eq!(
             (claim.ends(), claim.node, claim.whole),
@@ -506,11 +526,11 @@ mod tests {
     #[test]
     fn a_share_compares_drawn_boundaries_whose_beginning_is_known() {
         let mut check = Check::new(Verify::Share(0.5), false);
-        check.boundary(place(7), finding(7), NodeIx(0), || true);
+        check.boundary(place(7), finding(7), NodeIx::made_up(0), || true);
         assert!(check.claims.is_empty());
-        check.boundary(place(8), finding(8), NodeIx(0), || false);
+        check.boundary(place(8), finding(8), NodeIx::made_up(0), || false);
         assert!(check.claims.is_empty());
-        check.boundary(place(9), finding(9), NodeIx(0), || true);
+        check.boundary(place(9), finding(9), NodeIx::made_up(0), || true);
         assert_eq!(check.claims[0].ends(), (8, 9));
         assert_eq!(check.segment().unwrap().keep, None);
     }
@@ -519,17 +539,17 @@ mod tests {
     fn boundaries_that_were_not_seen_make_an_incomplete_claim_that_blames_nobody() {
         let mut check = Check::new(Verify::All, true);
         check.counted(1, 1);
-        check.boundary(place(1), finding(1), NodeIx(0), || false);
+        check.boundary(place(1), finding(1), NodeIx::made_up(0), || false);
         check.counted(4, 1);
-        check.boundary(place(4), finding(4), NodeIx(0), || false);
+        check.boundary(place(4), finding(4), NodeIx::made_up(0), || false);
         let claim = &check.claims[1];
         assert_eq!(
             (claim.ends(), claim.node, claim.whole),
             ((1, 4), None, false)
         );
         check.counted(5, 1);
-        check.boundary(place(5), finding(5), NodeIx(0), || false);
-        assert_eq!(check.claims[2].node, Some(NodeIx(0)));
+        check.boundary(place(5), finding(5), NodeIx::made_up(0), || false);
+        assert_eq!(check.claims[2].node, Some(NodeIx::made_up(0)));
     }
 
     #[derive(Debug, Clone)]
@@ -560,11 +580,11 @@ mod tests {
                 match step {
                     Step::Boundary(node) => {
                         at += 1;
-                        check.boundary(place(at), finding(at), NodeIx(node), || false);
+                        check.boundary(place(at), finding(at), NodeIx::made_up(node), || false);
                     }
                     Step::Try if !check.claims.is_empty() => check.trial = Some(trial()),
                     Step::Confirm if check.trial.is_some() => {
-                        check.confirmed(&[NodeIx(9)]);
+                        check.confirmed(&[NodeIx::made_up(9)]);
                     }
                     Step::Back => {
                         let good = check.good.clone();

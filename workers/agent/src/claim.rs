@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_nats::jetstream::kv::{Operation, Store};
-use fiec_broker::{Broker, BrokerError};
+use fiec_broker::{Broker, BrokerError, nodes};
 use fiec_schemas::messages::{ControlReply, ControlRequest, NodeEventKind, Record};
 use fiec_schemas::{InstanceId, NodeDescriptor, NodeId, subjects};
 use futures_util::StreamExt;
@@ -232,11 +232,8 @@ impl Claim {
     /// Gives the name back.
     pub async fn release(&self, broker: &Broker, why: &str) {
         record(broker, self, NodeEventKind::Left, why.to_owned(), None).await;
-        if let Err(error) = self
-            .store
-            .delete_expect_revision(&self.key, Some(self.revision.load(Ordering::Acquire)))
-            .await
-        {
+        let revision = self.revision.load(Ordering::Acquire);
+        if let Err(error) = nodes::leave(&self.store, &self.node, revision).await {
             tracing::warn!(%error, "cannot give the node's name back; it is found silent instead");
         }
     }

@@ -271,6 +271,10 @@ pub struct PolicyArgs {
     /// Milliseconds of silence after which a node is probed; without an answer it counts as lost
     #[arg(long, default_value_t = 5_000)]
     pub liveness_ms: u64,
+    /// Seconds of silence after which a node that holds nothing is forgotten; a cordon, a drain and a
+    /// quarantine keep it
+    #[arg(long, env = "FIEC_FORGET_NODES_S", default_value_t = 86_400, value_parser = clap::value_parser!(u64).range(1..))]
+    pub forget_nodes_s: u64,
     /// Milliseconds for a node to append an execution's first binding itself, with its first
     /// result; then this service appends the binding; 0: it always does
     #[arg(long, env = "FIEC_ENTRUST_MS", default_value_t = 200)]
@@ -311,6 +315,7 @@ pub async fn policy(args: PolicyArgs, global: &Global) -> anyhow::Result<Outcome
         ..fiec_policy_service::Options::default()
     };
     options.policy.liveness_ms = args.liveness_ms;
+    options.policy.forget_ms = args.forget_nodes_s.saturating_mul(1_000);
     options.policy.verify_share = args.verify_share;
     args.sharing.apply(&mut options.policy);
     if let Some(file) = &args.node_keys {

@@ -350,6 +350,7 @@ impl Core {
             }),
             Outcome::Ended(execution, seen) => self.step(Input::Ended { execution, seen }),
             Outcome::Verdict(verdict) => self.step(Input::Verdict(*verdict)),
+            Outcome::Forgotten(node, instance) => self.forgotten(&node, instance),
             Outcome::Probed(node, outcome) => self.step(Input::Probe(&node, outcome)),
             Outcome::Held(node, instance, held) => self.step(Input::Holdings {
                 node: &node,

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use fiec_broker::trust;
 use fiec_policy::{Input, LedgerView};
 use fiec_schemas::trust::SUITE;
-use fiec_schemas::{EventKind, NodeId};
+use fiec_schemas::{EventKind, InstanceId, NodeId};
 
 use super::Core;
 use crate::events::News;
@@ -80,7 +80,7 @@ impl Core {
                     Err(error) => tracing::warn!(%error, "a verdict does not count"),
                 }
             }
-            News::Gone(node) => self.step(Input::Gone(&node)),
+            News::Gone(node) => self.gone(&node),
             News::Flags(node, flags) => self.step(Input::Flags(&node, flags)),
             News::Aged(up_to) => self.step(Input::Aged(up_to)),
             News::Quota(tenant, quota) => self.step(Input::Quota(&tenant, quota)),
@@ -91,6 +91,19 @@ impl Core {
             }),
             News::Container(program) => self.step(Input::Container(&program)),
             News::Replica(id, leaving) => self.step(Input::Replica { id, leaving }),
+        }
+    }
+
+    /// The descriptor of a node was deleted.
+    pub(super) fn gone(&mut self, node: &NodeId) {
+        self.proofs.remove(node);
+        self.step(Input::Gone(node));
+    }
+
+    /// The broker has forgotten a node. Another instance may have joined since.
+    pub(super) fn forgotten(&mut self, node: &NodeId, instance: Option<InstanceId>) {
+        if self.policy.instance(node) == instance {
+            self.gone(node);
         }
     }
 

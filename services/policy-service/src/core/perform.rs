@@ -78,6 +78,9 @@ impl Core {
                     self.metrics.probes.inc();
                     tokio::spawn(self.effects.clone().probe(node, self.options.probe_timeout));
                 }
+                Action::Forget { node, instance } => {
+                    tokio::spawn(self.effects.clone().forget(node, instance));
+                }
                 Action::AskHoldings(node) => {
                     let timeout = self.options.control_timeout;
                     tokio::spawn(self.effects.clone().ask_for_holdings(node, timeout));

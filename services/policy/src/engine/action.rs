@@ -4,7 +4,7 @@ use fiec_schemas::messages::{ControlRequest, Record};
 use fiec_schemas::quota::Quota;
 use fiec_schemas::trust::VerifiedUpTo;
 use fiec_schemas::{
-    Cause, Contract, Digest, Event, ExecutionId, NodeId, Sequence, StatePlace, Tenant,
+    Cause, Contract, Digest, Event, ExecutionId, InstanceId, NodeId, Sequence, StatePlace, Tenant,
 };
 
 use super::Ticket;
@@ -68,6 +68,14 @@ pub enum Action {
     },
     /// Probe a node. The answer is [`Input::Probe`].
     Probe(NodeId),
+    /// Delete what the broker keeps of a node that has been silent for long: its descriptor, if it is
+    /// of this instance or there is none, its proof, and its flags and quarantine if they say nothing.
+    Forget {
+        /// The node.
+        node: NodeId,
+        /// The instance of its descriptor, if it has one.
+        instance: Option<InstanceId>,
+    },
     /// Ask a node for all executions that it holds. The answer is [`Input::Holdings`], or none if
     /// the node does not reply.
     AskHoldings(NodeId),

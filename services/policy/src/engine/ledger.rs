@@ -245,7 +245,7 @@ impl Policy {
 
     /// Carries the watches' history over to a changed profile.
     fn inherit_watches(&mut self, now: Now, old: ProfileIx, new: ProfileIx) {
-        for ix in (0..self.cluster.node_count()).map(NodeIx) {
+        for ix in self.cluster.keys() {
             let node = self.cluster.node(ix);
             let Some(before) = node.watch(old).cloned() else {
                 continue;
@@ -257,8 +257,8 @@ impl Policy {
     }
 
     fn watch_overrides(&mut self, now: Now, ix: ProfileIx) {
-        for node in 0..self.cluster.node_count() {
-            self.watch_override(now, NodeIx(node), ix);
+        for node in self.cluster.keys() {
+            self.watch_override(now, node, ix);
         }
     }
 

@@ -13,13 +13,14 @@
 //!   [`first`] reserves places for a gang, [`room`] finds them, [`over`] preempts beyond a quota.
 //! * [`spread`] follows ranges that several nodes compute, [`grow`] adds nodes.
 //! * [`aging`] keeps ledgers that would drop out of the stream by their age.
-//! * [`nodes`] follows nodes: vectors, silence, probes, joining and leaving.
+//! * [`nodes`] follows nodes: vectors, silence, probes, joining and leaving; [`absent`] forgets them.
 //! * [`reconcile`] compares ledgers with what nodes hold.
 //! * [`trust`] follows the contracts that nodes prove and lose.
 //! * [`verify`] has parts of executions computed again, [`judge`] compares the results.
 //! * [`why`] explains to people, [`tell`] records explanations, [`offers`] lists programs,
 //!   [`duties`] counts who must act next.
 
+mod absent;
 mod action;
 mod adopt;
 mod aging;
@@ -63,7 +64,7 @@ use std::collections::BTreeSet;
 
 use fiec_schemas::{ClockReading, Digest, ExecutionId, InstanceId, NodeId, Sequence, Tenant};
 
-use crate::cluster::{Cluster, NodeIx};
+use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::holds::Holds;
 use crate::placement::Rankings;
@@ -103,6 +104,8 @@ pub struct Policy {
     /// The policy binds nothing before this moment: holders append what the broker has lost.
     heal_until: Millis,
     last_tick: Option<Millis>,
+    /// Time of the last review of absent nodes.
+    absent_looked: Millis,
     completions: u64,
     /// Executions with a comparison under way.
     checks: BTreeMap<ExecutionId, Box<Check>>,
@@ -142,6 +145,7 @@ impl Policy {
             loaded: false,
             heal_until: Millis(0),
             last_tick: None,
+            absent_looked: Millis(0),
             completions: 0,
             checks: BTreeMap::new(),
             to_verify: BTreeSet::new(),
@@ -302,9 +306,9 @@ impl Policy {
         if !self.loaded {
             return;
         }
-        for ix in 0..self.cluster.node_count() {
-            self.look_at_node(now, NodeIx(ix), out);
-            self.look_at_trust(now, NodeIx(ix), out);
+        for ix in self.cluster.keys() {
+            self.look_at_node(now, ix, out);
+            self.look_at_trust(now, ix, out);
         }
         if !self.connected || now.mono < self.heal_until {
             return;
@@ -317,6 +321,7 @@ impl Policy {
         for id in due {
             self.look_at_execution(now, id, out);
         }
+        self.look_at_absent(now, out);
         self.look_at_deadlines(now, out);
         self.look_at_spread(now, out);
         self.act(now, out);
@@ -333,8 +338,8 @@ impl Policy {
     /// After a stall or a lost connection of this process, silence of nodes does not count.
     fn start_clocks_anew(&mut self, now: Millis) {
         self.holds.distrust();
-        for ix in 0..self.cluster.node_count() {
-            let node = self.cluster.node_mut(NodeIx(ix));
+        for ix in self.cluster.keys() {
+            let node = self.cluster.node_mut(ix);
             node.heard = node.heard.max(now);
             if matches!(node.presence, crate::cluster::Presence::Probing { .. }) {
                 node.presence = crate::cluster::Presence::Up;

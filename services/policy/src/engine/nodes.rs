@@ -84,6 +84,7 @@ impl Policy {
             return;
         };
         let node = self.cluster.node_mut(ix);
+        let was_there = node.descriptor.is_some();
         node.describe(None);
         node.hear(None);
         node.base = None;
@@ -93,11 +94,14 @@ impl Policy {
             node.presence = Presence::Probing { since: now.mono };
             out.push(Action::Probe(name.clone()));
         }
+        if !was_there {
+            return;
+        }
         self.record(
             now,
             ix,
             NodeEventKind::Left,
-            "it withdrew its descriptor".to_owned(),
+            "its descriptor was deleted".to_owned(),
             None,
             out,
         );
@@ -110,6 +114,10 @@ impl Policy {
         flags: NodeFlags,
         out: &mut Vec<Action>,
     ) {
+        // The key of a forgotten node was deleted.
+        if flags == NodeFlags::default() && self.cluster.find(name).is_none() {
+            return;
+        }
         let ix = self.cluster.intern(now.mono, name);
         let node = self.cluster.node_mut(ix);
         let before = std::mem::replace(&mut node.flags, flags.clone());

@@ -310,7 +310,7 @@ impl Policy {
             return;
         }
         self.realloc.looked = now.mono;
-        for ix in (0..self.cluster.node_count()).map(NodeIx) {
+        for ix in self.cluster.keys() {
             let node = self.cluster.node(ix);
             if node.parked == 0 || node.presence != Presence::Up {
                 continue;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use fiec_schemas::messages::{ContractStanding, Record};
 use fiec_schemas::substrate::HOST;
 use fiec_schemas::trust::{NodeIdentity, Proof, Quarantine, Quarantined, SignedProof};
-use fiec_schemas::{Cause, Contract, ExecutionId, NodeDescriptor, NodeId};
+use fiec_schemas::{Cause, Contract, ExecutionId, InstanceId, NodeDescriptor, NodeId};
 
 use super::{Action, Good, Policy};
 use crate::cluster::{Node, NodeIx, Stage};
@@ -42,6 +42,11 @@ impl Policy {
     pub fn identity(&self, node: &NodeId) -> Option<NodeIdentity> {
         let ix = self.cluster.find(node)?;
         self.cluster.node(ix).descriptor.as_ref()?.identity.clone()
+    }
+
+    /// The instance of a node's descriptor.
+    pub fn instance(&self, node: &NodeId) -> Option<InstanceId> {
+        self.cluster.node(self.cluster.find(node)?).life
     }
 
     /// Stores a node's proof, with the result of the signature check.
@@ -89,6 +94,10 @@ impl Policy {
         quarantine: Quarantine,
         out: &mut Vec<Action>,
     ) {
+        // The key of a forgotten node was deleted.
+        if quarantine == Quarantine::default() && self.cluster.find(name).is_none() {
+            return;
+        }
         let ix = self.cluster.intern(now.mono, name);
         self.cluster.node_mut(ix).trust.quarantine = quarantine;
         self.dirty = true;
@@ -98,7 +107,7 @@ impl Policy {
     }
 
     /// True if this replica acts for a node.
-    fn speaks_for(&self, name: &NodeId) -> bool {
+    pub(super) fn speaks_for(&self, name: &NodeId) -> bool {
         self.replicas.prefers_self(name.as_str().as_bytes())
     }
 

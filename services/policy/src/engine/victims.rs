@@ -86,18 +86,20 @@ impl Holdings<'_> {
 impl Policy {
     /// Running executions that may be moved and have run for long enough, a window at a time.
     pub(super) fn victims(&mut self, now: Now) -> Vec<Victim> {
-        let count = self.cluster.node_count();
+        let nodes = self.cluster.keys();
+        let next = |ix: &NodeIx| Some(*ix) > self.share.window;
+        let first = nodes.iter().position(next).unwrap_or(0);
+        let (before, after) = nodes.split_at(first);
         let mut looked = 0;
         let mut victims = Vec::new();
-        for step in 0..count {
+        for ix in after.iter().chain(before).copied() {
             if looked >= WINDOW {
                 break;
             }
-            let ix = NodeIx((self.share.window + step) % count);
             let node = self.cluster.node(ix);
             looked += node.holds.len();
             if looked >= WINDOW {
-                self.share.window = ix.0 + 1;
+                self.share.window = Some(ix);
             }
             if node.presence != Presence::Up || node.is_draining() || node.flags.cordoned {
                 continue;

@@ -156,8 +156,10 @@ impl KeptPlaces {
 mod tests {
     use super::*;
 
-    const A: NodeIx = NodeIx(0);
-    const B: NodeIx = NodeIx(1);
+    use std::sync::LazyLock;
+
+    static A: LazyLock<NodeIx> = LazyLock::new(|| NodeIx::made_up(0));
+    static B: LazyLock<NodeIx> = LazyLock::new(|| NodeIx::made_up(1));
     const G: DeviceIx = DeviceIx(0);
     const H: DeviceIx = DeviceIx(1);
 
@@ -182,9 +184,9 @@ mod tests {
 
     #[test]
     fn those_with_few_places_choose_first() {
-        let rooms: Rooms = [(A, room(2, &[G])), (B, room(2, &[]))].into();
-        let hosts = [(A, None), (B, None)];
-        let device = [(A, Some(G))];
+        let rooms: Rooms = [(*A, room(2, &[G])), (*B, room(2, &[]))].into();
+        let hosts = [(*A, None), (*B, None)];
+        let device = [(*A, Some(G))];
         // Three members on hosts would leave no slot beside the device if they chose first.
         let groups = |n| [group(n, None, &hosts), group(1, None, &device)];
         assert!(has_places(rooms.clone(), &groups(3)));
@@ -194,8 +196,8 @@ mod tests {
 
     #[test]
     fn who_shares_a_device_and_who_wants_it_alone_do_not_both_have_it() {
-        let rooms: Rooms = [(A, room(8, &[G]))].into();
-        let device = [(A, Some(G))];
+        let rooms: Rooms = [(*A, room(8, &[G]))].into();
+        let device = [(*A, Some(G))];
         let fits = |groups: &[Group]| has_places(rooms.clone(), groups);
         assert!(fits(&[group(2, Some(40), &device)]));
         assert!(!fits(&[group(3, Some(40), &device)]));
@@ -213,8 +215,8 @@ mod tests {
             device: G,
             budget: None,
         };
-        let groups = [group(1, None, &[(A, Some(G))])];
-        let fits = |room: &Room| has_places([(A, room.clone())].into(), &groups);
+        let groups = [group(1, None, &[(*A, Some(G))])];
+        let fits = |room: &Room| has_places([(*A, room.clone())].into(), &groups);
         let mut slot = taken.clone();
         slot.give_back(Claim::Host);
         assert!(!fits(&slot), "the slot alone will not do");
@@ -224,17 +226,19 @@ mod tests {
 
     #[test]
     fn slots_that_the_members_cannot_use_are_not_kept() {
-        let rooms: Rooms = [(A, room(8, &[G, H])), (B, room(2, &[]))].into();
-        let devices = [(A, Some(G)), (A, Some(H))];
+        let rooms: Rooms = [(*A, room(8, &[G, H])), (*B, room(2, &[]))].into();
+        let devices = [(*A, Some(G)), (*A, Some(H))];
         let kept = KeptPlaces::of(&rooms, &[group(2, None, &devices)]);
-        assert!(kept.keeps((A, Some(G)), 8) && kept.keeps((A, Some(H)), 8));
-        assert!(kept.keeps((A, Some(DeviceIx(2))), 2) && !kept.keeps((A, Some(DeviceIx(2))), 3));
-        assert!(kept.keeps((A, None), 2) && !kept.keeps((A, None), 3));
-        assert!(!kept.keeps((B, None), 0), "none of them could be there");
+        assert!(kept.keeps((*A, Some(G)), 8) && kept.keeps((*A, Some(H)), 8));
+        assert!(kept.keeps((*A, Some(DeviceIx(2))), 2) && !kept.keeps((*A, Some(DeviceIx(2))), 3));
+        assert!(kept.keeps((*A, None), 2) && !kept.keeps((*A, None), 3));
+        assert!(!kept.keeps((*B, None), 0), "none of them could be there");
         // For host groups, a node smaller than the gang is reserved as a whole.
-        let hosts = [(A, None), (B, None)];
+        let hosts = [(*A, None), (*B, None)];
         let more = KeptPlaces::of(&rooms, &[group(2, None, &devices), group(3, None, &hosts)]);
-        assert!(more.keeps((B, None), 2) && more.keeps((A, None), 5) && !more.keeps((A, None), 6));
+        assert!(
+            more.keeps((*B, None), 2) && more.keeps((*A, None), 5) && !more.keeps((*A, None), 6)
+        );
         assert!(kept.is_within(&more) && !more.is_within(&kept));
         assert!(kept.is_within(&kept) && KeptPlaces::default().is_within(&kept));
     }

@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use fiec_schemas::NodeId;
+use slotmap::SecondaryMap;
 
 use super::filters::{View, reasons};
 use super::{Search, score};
@@ -100,7 +101,7 @@ impl Key {
 pub(super) struct Ranking {
     order: BTreeSet<Key>,
     /// The same keys by node.
-    nodes: Vec<Vec<Key>>,
+    nodes: SecondaryMap<NodeIx, Vec<Key>>,
     /// Buffer for the places of one node.
     scratch: Vec<Key>,
     /// Number of processed node changes.
@@ -119,7 +120,7 @@ impl Ranking {
 
     /// True if no place of a node would do, even if others left.
     pub fn rules_out(&self, ix: NodeIx) -> bool {
-        let known = self.nodes.get(ix.0 as usize);
+        let known = self.nodes.get(ix);
         known.is_none_or(|keys| keys.iter().all(|key| matches!(key.rank, Rank::Closed)))
     }
 
@@ -133,26 +134,25 @@ impl Ranking {
     }
 
     fn look_at_all(&mut self, search: &Search<'_, '_>) {
-        let nodes = (0..search.cluster.node_count()).map(NodeIx);
-        self.nodes = nodes.map(|ix| keys(search, ix).collect()).collect();
-        self.order = self.nodes.iter().flatten().cloned().collect();
+        let nodes = search.cluster.keys().into_iter();
+        self.nodes = nodes.map(|ix| (ix, keys(search, ix).collect())).collect();
+        self.order = self.nodes.values().flatten().cloned().collect();
     }
 
     /// Ranks the places of a node again.
     fn look_at(&mut self, search: &Search<'_, '_>, ix: NodeIx) {
-        let at = ix.0 as usize;
-        if self.nodes.len() <= at {
-            self.nodes.resize_with(at + 1, Vec::new);
-        }
         let mut found = std::mem::take(&mut self.scratch);
         found.extend(keys(search, ix));
-        let known = &mut self.nodes[at];
-        if *known != found {
-            for key in known.iter() {
+        let mut known = self.nodes.remove(ix).unwrap_or_default();
+        if known != found {
+            for key in &known {
                 self.order.remove(key);
             }
             self.order.extend(found.iter().cloned());
-            std::mem::swap(known, &mut found);
+            std::mem::swap(&mut known, &mut found);
+        }
+        if !known.is_empty() {
+            self.nodes.insert(ix, known);
         }
         found.clear();
         self.scratch = found;
@@ -168,8 +168,8 @@ impl Ranking {
                 return Some(met);
             }
             // It has become worse: move it to its current rank, where the walk meets it again.
-            let known = &mut self.nodes[met.ix.0 as usize];
-            if let Some(key) = known.iter_mut().find(|key| key.at == met.at) {
+            let mut known = self.nodes.get_mut(met.ix).into_iter().flatten();
+            if let Some(key) = known.find(|key| key.at == met.at) {
                 key.rank = now.rank;
             }
             self.order.remove(&met);

@@ -238,7 +238,8 @@ impl Cast {
         let Some(e) = cluster.execution(self.live[wish.who % self.live.len()]) else {
             return Ok(None);
         };
-        let node = |n: u32| (n < cluster.node_count()).then_some(NodeIx(n));
+        let nodes = cluster.keys();
+        let node = |n: u32| nodes.get(usize::try_from(n).ok()?).copied();
         let some = |all: &[u32]| -> Vec<NodeIx> { all.iter().filter_map(|n| node(*n)).collect() };
         let left: Vec<_> = some(&wish.left).iter().map(|ix| (*ix, now.wall)).collect();
         let avoid: Vec<_> = some(&wish.avoid)

@@ -19,6 +19,7 @@ use std::collections::BTreeMap;
 
 use fiec_schemas::{ExecutionId, Timestamp};
 
+use crate::cluster::NodeIx;
 use crate::time::{Millis, Now};
 use deadlines::Deadlines;
 use queue::Sweep;
@@ -43,8 +44,8 @@ pub struct Memory {
     pub crowded: Option<Millis>,
     /// Time of the last review of preemption.
     pub reviewed: Millis,
-    /// Index of the node at which the next review begins.
-    pub window: u32,
+    /// The node after which the next review begins.
+    pub window: Option<NodeIx>,
     /// Failed attempts since the last change.
     pub sweep: Sweep,
     /// True if a waiting execution was not tried yet.
@@ -65,7 +66,7 @@ impl Default for Memory {
             deadlines: Deadlines::default(),
             crowded: None,
             reviewed: Millis(0),
-            window: 0,
+            window: None,
             sweep: Sweep::default(),
             fresh: false,
         }

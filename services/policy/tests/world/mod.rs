@@ -59,6 +59,8 @@ pub struct World {
     pub out: Vec<Action>,
     controls: Vec<(NodeId, ControlRequest)>,
     probes: Vec<String>,
+    /// Nodes that the broker was asked to forget, with the instances of their descriptors.
+    pub forgotten: Vec<(NodeId, Option<InstanceId>)>,
     capsules: usize,
     recalls: Vec<ExecutionId>,
     /// The outputs that the ledgers name, as far as a stream would still show them.
@@ -105,6 +107,7 @@ impl World {
             out: Vec::new(),
             controls: Vec::new(),
             probes: Vec::new(),
+            forgotten: Vec::new(),
             capsules: 0,
             recalls: Vec::new(),
             named: BTreeMap::new(),
@@ -163,6 +166,7 @@ impl World {
                 Action::Control { node, request, .. } => {
                     self.controls.push((node.clone(), request.clone()))
                 }
+                Action::Forget { node, instance } => self.forgotten.push((node.clone(), *instance)),
                 Action::Probe(node) => self.probes.push(node.to_string()),
                 Action::SendCapsule { .. } => self.capsules += 1,
                 Action::Lookup { .. } | Action::Reserve { .. } => {

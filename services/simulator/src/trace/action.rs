@@ -45,6 +45,9 @@ pub fn describe(action: &Action) -> Result<(&'static str, Value), serde_json::Er
             json!({"node": node, "request": serde_json::to_value(request)?, "ticket": ticket}),
         ),
         Action::Probe(node) => ("probe", json!({"node": node})),
+        Action::Forget { node, instance } => {
+            ("forget", json!({"node": node, "instance": instance}))
+        }
         Action::AskHoldings(node) => ("ask_holdings", json!({"node": node})),
         Action::FetchSpec {
             execution,

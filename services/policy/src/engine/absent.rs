@@ -1,0 +1,46 @@
+//! Forgets nodes that have been silent for long and hold nothing. Workers whose names come once, as in
+//! an autoscaled group, leave nothing behind. What an operator has said of a name stays: a cordon, a
+//! drain, a quarantine.
+
+use super::{Action, Policy};
+use crate::cluster::{NodeIx, Presence};
+use crate::time::{Millis, Now};
+
+/// Time between two reviews, in ms.
+const REVIEW_MS: u64 = 60_000;
+
+impl Policy {
+    /// Has the broker forget absent nodes. Each replica forgets a node itself once its descriptor is
+    /// deleted.
+    pub(super) fn look_at_absent(&mut self, now: Now, out: &mut Vec<Action>) {
+        if now.mono.since(self.absent_looked) < REVIEW_MS.min(self.config.forget_ms) {
+            return;
+        }
+        self.absent_looked = now.mono;
+        let absent = self.cluster.keys().into_iter();
+        let absent: Vec<_> = absent.filter(|ix| self.is_absent(now.mono, *ix)).collect();
+        for ix in absent.into_iter().take(self.config.burst) {
+            let node = self.cluster.node(ix);
+            if self.speaks_for(&node.id) {
+                out.push(Action::Forget {
+                    node: node.id.clone(),
+                    instance: node.life,
+                });
+            }
+            if node.descriptor.is_none() {
+                self.cluster.forget(ix);
+            }
+        }
+    }
+
+    /// True if a node was silent for long, and nothing refers to it.
+    fn is_absent(&self, now: Millis, ix: NodeIx) -> bool {
+        let node = self.cluster.node(ix);
+        let gone = node.descriptor.is_none() || matches!(node.presence, Presence::Lost { .. });
+        let word = node.flags.are_of_the_name() || !node.trust.quarantine.entries.is_empty();
+        gone && !word
+            && !node.is_used()
+            && now.since(node.heard) >= self.config.forget_ms
+            && !self.checks.values().any(|check| check.names(ix))
+    }
+}
