@@ -7,7 +7,8 @@ use async_nats::jetstream::context::{PublishAckFuture, PublishError, PublishErro
 use async_nats::jetstream::object_store::ObjectStore;
 use async_nats::jetstream::publish::PublishAck;
 use percent_encoding::percent_decode_str;
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 use tokio::sync::{OnceCell, watch};
 use tokio::time::Instant;
 
@@ -164,11 +165,42 @@ pub struct Broker {
     /// JetStream. Publishing waits while [`UNACKNOWLEDGED`] acknowledgements are outstanding.
     pub js: jetstream::Context,
     ack_within: Duration,
-    /// Number of connections so far.
-    connections: watch::Receiver<u64>,
+    connections: Connections,
     pub(crate) clock: BrokerClock,
     states: Arc<OnceCell<ObjectStore>>,
     data: Arc<OnceCell<ObjectStore>>,
+}
+
+/// The number of connections so far. The client counts them itself. Its events only wake those who
+/// wait for a new one: of a flood of events the client drops some. So each event, of any kind, is a
+/// reason to look at the count. A connection is counted before its own event, and an event is
+/// dropped only behind others that are still to come. So the last look sees every connection.
+#[derive(Clone)]
+struct Connections {
+    /// The client's own count, once it is connected.
+    counted: Arc<OnceLock<Arc<async_nats::Statistics>>>,
+    noticed: watch::Sender<u64>,
+}
+
+impl Connections {
+    fn new() -> Self {
+        Self {
+            counted: Arc::default(),
+            noticed: watch::Sender::new(0),
+        }
+    }
+
+    fn now(&self) -> u64 {
+        let counted = self.counted.get();
+        counted.map_or(0, |counted| counted.connects.load(Ordering::Acquire))
+    }
+
+    fn look(&self) {
+        self.noticed.send_if_modified(|noticed| {
+            let now = self.now();
+            std::mem::replace(noticed, now) != now
+        });
+    }
 }
 
 /// A publish in flight, and when it counts as lost. The time counts from its sending, not from the
@@ -204,7 +236,8 @@ impl Broker {
     /// # Errors
     /// When the server cannot be reached now, or the credentials file cannot be read.
     pub async fn connect(options: ConnectOptions) -> Result<Self, BrokerError> {
-        let (connected, connections) = watch::channel(0u64);
+        let connections = Connections::new();
+        let at_event = connections.clone();
         let mut nats = async_nats::ConnectOptions::new()
             .name(&options.name)
             .request_timeout(Some(options.timeout))
@@ -216,9 +249,7 @@ impl Broker {
                 Duration::from_millis((50 * attempt as u64).min(1_000))
             })
             .event_callback(move |event| {
-                if matches!(event, async_nats::Event::Connected) {
-                    connected.send_modify(|count| *count += 1);
-                }
+                at_event.look();
                 async move {
                     match event {
                         async_nats::Event::Connected => tracing::debug!("connected to NATS"),
@@ -262,6 +293,9 @@ impl Broker {
                 url: url.clone(),
                 source,
             })?;
+        // Nobody else has set it.
+        let _ = connections.counted.set(client.statistics());
+        connections.look();
         let js = jetstream::context::ContextBuilder::new()
             .timeout(options.timeout)
             .ack_timeout(options.timeout)
@@ -282,12 +316,12 @@ impl Broker {
     /// The number of the present connection. A sequence from another connection must be checked: a
     /// restarted broker may have lost the end of a stream, and then reuses its sequences.
     pub fn connection(&self) -> u64 {
-        *self.connections.borrow()
+        self.connections.now()
     }
 
     /// A receiver that notices each new connection.
     pub fn connections(&self) -> watch::Receiver<u64> {
-        self.connections.clone()
+        self.connections.noticed.subscribe()
     }
 
     /// The id of the present server process.
