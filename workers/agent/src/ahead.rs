@@ -90,6 +90,7 @@ pub async fn give(shared: &Arc<Shared>, child: &mut Child, key: &Key) {
             || state.tenant != key.1
             || state.boundary.is_some()
             || state.requested.is_some()
+            || state.outbox.is_some()
             // A device needs a lease of its runner.
             || state.phase.binding().is_some_and(|b| b.substrate != HOST)
         {

@@ -79,7 +79,7 @@ impl Runner {
 
     /// Sends the next message if none is in flight.
     pub(crate) async fn flush(&mut self) {
-        if self.flight.is_some() {
+        if self.flight.is_some() || self.settling.is_some() {
             return;
         }
         let is_too_old = |b: &EntrustedBinding| b.is_too_old(self.shared.broker.now());

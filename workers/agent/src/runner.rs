@@ -28,6 +28,7 @@ use crate::ahead;
 use crate::attempts;
 use crate::child_process::Child;
 use crate::data::NoData;
+use crate::emitted::{Next, NotSettled, Settling};
 use crate::entrusted_bindings::EntrustedBinding;
 use crate::handover;
 use crate::healing::Older;
@@ -75,6 +76,8 @@ enum Input {
     Halt,
     Fetched((Digest, Result<Bytes, NoData>)),
     Silence,
+    /// The messages that the holder before owed are published, or cannot be.
+    Outbox(Result<Option<Sequence>, NotSettled>),
 }
 
 /// Reason for the runner's timer.
@@ -159,6 +162,8 @@ pub(crate) struct Runner {
     pub(crate) wait: Option<(Wait, Instant)>,
     /// Nothing more will be staged. The loop ends when everything is settled.
     pub(crate) ended: bool,
+    /// The publishing of messages that the holder before owed. Nothing is appended until its end.
+    pub(crate) settling: Option<Settling>,
     /// Its failure was staged because another message was impossible.
     pub(crate) gave_up: bool,
     pub(crate) program: Program,
@@ -231,6 +236,7 @@ impl Runner {
                 }
                 Input::Fetched(answer) => self.answer_fetch(answer).await,
                 Input::Silence => self.silent().await,
+                Input::Outbox(settled) => Box::pin(self.outbox_settled(settled)).await,
             }
         }
     }
@@ -245,6 +251,7 @@ impl Runner {
             child,
             flight,
             staged,
+            settling,
             wait,
             ended,
             fetches,
@@ -256,6 +263,7 @@ impl Runner {
             biased;
             () = shared.halt.cancelled() => Input::Halt,
             result = async { match flight { Some(f) => f.await, None => std::future::pending().await } } => Input::Settled(result),
+            settled = async { match settling { Some(s) => (&mut s.work).await, None => std::future::pending().await } } => Input::Outbox(settled),
             answer = fetches.next(), if fetches.any() => Input::Fetched(answer),
             report = async { match child { Some(c) => c.link.next().await, None => std::future::pending().await } }, if staged.len() < STAGED => Input::Report(report),
             order = control.recv(), if !closed && !*ended => Input::Order(order),
@@ -314,7 +322,7 @@ impl Runner {
                 self.unrecorded.appended(tip.seq);
                 let before = std::mem::replace(&mut self.tip, tip).state.boundary;
                 if taken_over.is_some() && self.tip.state.outbox.is_some() {
-                    Box::pin(self.settle_outbox()).await;
+                    self.settle_outbox(Next::Append);
                 }
                 self.flush().await;
                 if self.flight.is_some() {

@@ -6,14 +6,13 @@ use std::sync::Arc;
 
 use fiec_broker::Tip;
 use fiec_schemas::chain;
-use fiec_schemas::event::Requested;
-use fiec_schemas::{Event, RequestKind};
 use futures_util::FutureExt as _;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use crate::attempts;
 use crate::child_process::Child;
+use crate::emitted::Next;
 use crate::handover;
 use crate::healing::Older;
 use crate::job::{Job, Start};
@@ -119,6 +118,7 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
             cancelling: None,
             wait: None,
             ended: false,
+            settling: None,
             gave_up: false,
             parks: !matches!(&program, Program::Package(package) if package.command().is_some()),
             program,
@@ -136,26 +136,20 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
             energy,
             missed: 0,
         };
-        if runner.sure.is_none() && runner.tip.state.outbox.is_some() {
-            Box::pin(runner.settle_outbox()).await;
-        }
-        match (runner.tip.state.requested.clone(), given) {
-            // Requested of a worker that died before it could do it.
-            (Some(Requested { what, who, .. }), _) => runner.finish(vec![match what {
-                RequestKind::Cancel => Event::Cancelled { who },
-                RequestKind::Pause => Event::Paused { who },
-            }]),
+        let stays = refusal.is_none() || runner.tip.state.requested.is_some();
+        let owes = runner.sure.is_none() && runner.tip.state.outbox.is_some();
+        match (refusal, given) {
+            (_, None) if owes && stays => runner.settle_outbox(Next::Launch),
+            _ if runner.finish_requested() => {}
             (_, Some(child)) => runner.adopt(child).await,
-            (_, None) => match refusal {
-                Some(reason) => runner.refuse(&reason),
-                None => {
-                    let sigma = match sigma {
-                        Some(sigma) => runner.received(sigma).await,
-                        None => None,
-                    };
-                    runner.launch(sigma).await;
-                }
-            },
+            (Some(reason), None) => runner.refuse(&reason),
+            (None, None) => {
+                let sigma = match sigma {
+                    Some(sigma) => runner.received(sigma).await,
+                    None => None,
+                };
+                runner.launch(sigma).await;
+            }
         }
         runner.drive().await;
     };

@@ -4,10 +4,12 @@
 use std::time::Duration;
 
 use crate::common::{Running, World, bound, poll};
+use fiec_broker::Tip;
+use fiec_broker::ledger::Entry;
 use fiec_broker::outbox::PLACE_HEADER;
 use fiec_broker::topology::{self, Profile};
 use fiec_schemas::messages::ControlRequest;
-use fiec_schemas::{Cause, Event, ExecutionId, subjects};
+use fiec_schemas::{Cause, Event, ExecutionId, LedgerMessage, subjects};
 use serde_json::json;
 
 fn line(capsules: u64, every: u64, more: serde_json::Value) -> String {
@@ -48,6 +50,64 @@ async fn chunks(world: &World, id: ExecutionId) -> u64 {
         .get_last_raw_message_by_subject(&subjects::chunk(&world.tenant, id))
         .await;
     u64::from(last.is_ok())
+}
+
+/// From here on commits can be stored, and what they carry cannot be published.
+async fn withhold(world: &World) {
+    let js = &world.broker.js;
+    let stream = js.get_stream(subjects::OUTBOX_STREAM).await.unwrap();
+    js.update_stream(async_nats::jetstream::stream::Config {
+        subjects: vec!["elsewhere.*".to_owned()],
+        ..stream.cached_info().config.clone()
+    })
+    .await
+    .unwrap();
+}
+
+/// From here on it can be published again.
+async fn mend(world: &World) {
+    topology::apply(&world.broker, &Profile::default())
+        .await
+        .unwrap();
+}
+
+/// The last message of an execution whose worker waits for the outbox.
+async fn owing(world: &World, id: ExecutionId) -> Entry {
+    poll("the ledger to stand still", async || {
+        let seq = world.last(id).await.seq;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        Some(world.last(id).await).filter(|last| last.seq == seq)
+    })
+    .await
+}
+
+/// Somebody else has the node's name: this worker ends on the spot, whatever it is doing.
+async fn fence(world: &World, agent: Running) {
+    let mut other = world.descriptor(&agent.node).await.unwrap();
+    other.instance = fiec_schemas::InstanceId::random();
+    let nodes = world.broker.js.get_key_value(subjects::NODES_BUCKET);
+    let value = serde_json::to_vec(&other).unwrap();
+    let key = subjects::node_key(&agent.node);
+    nodes.await.unwrap().put(key, value.into()).await.unwrap();
+    let ended = tokio::time::timeout(crate::common::PATIENCE, agent.task).await;
+    assert!(ended.unwrap().unwrap().is_err(), "it was fenced");
+}
+
+/// Binds an execution to a node after this message, and sends its capsule.
+async fn bind_after(world: &World, last: Entry, to: &Running) -> Tip {
+    let (tip, lost) = (Tip::from(last), Cause::Lost { silent_ms: 5_000 });
+    let event = bound(tip.state.epoch + 1, &to.destination(), lost);
+    let tip = world.append(&tip, vec![event]).await;
+    world.dispatch(std::slice::from_ref(&tip), &to.node).await;
+    tip
+}
+
+/// The reason for which the last message gives a binding back.
+fn refusal(message: &LedgerMessage) -> Option<&str> {
+    message.events.iter().find_map(|event| match event {
+        Event::Refused { reason, .. } => Some(reason.as_str()),
+        _ => None,
+    })
 }
 
 async fn agent(world: &World, name: &str) -> Running {
@@ -123,53 +183,104 @@ async fn what_a_worker_that_died_between_commit_and_publishing_owes_the_next_one
     world
         .wait(id, "some commits", |m| m.state.totals.commits > 3)
         .await;
-    // From here on commits can be stored, and what they carry cannot be published.
-    let js = &world.broker.js;
     let before = published(&world, id).await;
-    js.update_stream(async_nats::jetstream::stream::Config {
-        subjects: vec!["elsewhere.*".to_owned()],
-        ..js.get_stream(subjects::OUTBOX_STREAM)
-            .await
-            .unwrap()
-            .cached_info()
-            .config
-            .clone()
-    })
-    .await
-    .unwrap();
-    let stuck = poll("the ledger to stand still", async || {
-        let seq = world.last(id).await.seq;
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        Some(world.last(id).await).filter(|last| last.seq == seq)
-    })
-    .await;
+    withhold(&world).await;
+    let stuck = owing(&world, id).await;
     let owed = stuck.message.state.outbox.unwrap();
     let emitted = |e: &Event| matches!(e, Event::Emitted { .. });
     assert!(stuck.message.events.iter().any(emitted));
     let there = published(&world, id).await;
     assert!(there.len() >= before.len() && (there.len() as u64) < owed.through);
-    // Somebody else has the node's name: this worker ends on the spot, whatever it is doing.
-    let mut other = world.descriptor(&a.node).await.unwrap();
-    other.instance = fiec_schemas::InstanceId::random();
-    let nodes = js.get_key_value(subjects::NODES_BUCKET).await.unwrap();
-    let value = serde_json::to_vec(&other).unwrap();
-    nodes
-        .put(subjects::node_key(&a.node), value.into())
-        .await
-        .unwrap();
-    let ended = tokio::time::timeout(crate::common::PATIENCE, a.task).await;
-    assert!(ended.unwrap().unwrap().is_err(), "it was fenced");
+    fence(&world, a).await;
     let next = agent(&world, "b").await;
     assert_eq!(published(&world, id).await, there);
-    topology::apply(&world.broker, &Profile::default())
-        .await
-        .unwrap();
-    let lost = Cause::Lost { silent_ms: 5_000 };
-    let tip = world
-        .append(&stuck.into(), vec![bound(2, &next.destination(), lost)])
-        .await;
-    world.dispatch(&[tip], &next.node).await;
+    mend(&world).await;
+    bind_after(&world, stuck, &next).await;
     world.wait_phase(id, "completed").await;
     assert_eq!(published(&world, id).await, ticks(2_000));
     next.leave().await;
+}
+
+#[tokio::test]
+async fn a_binding_whose_owed_messages_cannot_be_published_is_given_back_with_its_slot() {
+    let world = World::start().await;
+    let mut options = world.options("a");
+    options.slots = 2;
+    let a = world.agent_with(options).await;
+    let owes = line(400, 5, json!({ "rest_us": 2_500 }));
+    let (id, cancelled) = (world.submit(&owes, &a).await, world.submit(&owes, &a).await);
+    for id in [id, cancelled] {
+        let some = |m: &LedgerMessage| m.state.totals.commits > 3;
+        world.wait(id, "some commits", some).await;
+    }
+    withhold(&world).await;
+    let (stuck, other) = (owing(&world, id).await, owing(&world, cancelled).await);
+    fence(&world, a).await;
+
+    let b = agent(&world, "b").await;
+    bind_after(&world, stuck, &b).await;
+    let refused = world
+        .wait(id, "the binding to be given back", |m| refusal(m).is_some())
+        .await;
+    let reason = refusal(&refused).unwrap();
+    assert!(reason.contains("cannot be published"), "{reason}");
+    assert_eq!(
+        (refused.state.totals.crashes, refused.state.phase.as_str()),
+        (0, "pending")
+    );
+
+    // The policy service cancels an execution that has not started. Its slot becomes free, too.
+    let tip = bind_after(&world, other, &b).await;
+    let who = "ann".to_owned();
+    world.append(&tip, vec![Event::Cancelled { who }]).await;
+    let silent = world
+        .submit(&line(3, 1, json!({ "emit_every": 0 })), &b)
+        .await;
+    world.wait_phase(silent, "completed").await;
+    assert_eq!(
+        world.last(cancelled).await.message.state.phase.as_str(),
+        "cancelled"
+    );
+
+    mend(&world).await;
+    bind_after(&world, world.last(id).await, &b).await;
+    world.wait_phase(id, "completed").await;
+    assert_eq!(published(&world, id).await, ticks(400));
+    b.leave().await;
+}
+
+#[tokio::test]
+async fn a_program_that_computes_ahead_of_messages_that_cannot_be_published_gives_its_slot_back() {
+    let world = World::start().await;
+    let (a, b) = (agent(&world, "a").await, agent(&world, "b").await);
+    let id = world
+        .submit(&line(4_000, 1_000_000, json!({ "rest_us": 2_500 })), &a)
+        .await;
+    world.wait_phase(id, "started").await;
+    withhold(&world).await;
+    let request = ControlRequest::Yield {
+        execution: id,
+        epoch: 1,
+        cause: Cause::Operator {
+            who: "ann".to_owned(),
+        },
+        to: Some(b.destination()),
+        decision: None,
+    };
+    assert_eq!(world.control(&a.node, &request).await.unwrap().error, None);
+    let refused = world
+        .wait(id, "the binding to be given back", |m| refusal(m).is_some())
+        .await;
+    assert_eq!((refused.state.epoch, refused.state.totals.crashes), (2, 0));
+    let silent = world
+        .submit(&line(3, 1, json!({ "emit_every": 0 })), &b)
+        .await;
+    world.wait_phase(silent, "completed").await;
+
+    mend(&world).await;
+    bind_after(&world, world.last(id).await, &b).await;
+    world.wait_phase(id, "completed").await;
+    assert_eq!(published(&world, id).await, ticks(4_000));
+    a.leave().await;
+    b.leave().await;
 }
