@@ -100,6 +100,13 @@ impl BrokerClock {
         self.stamp_at(local, Moment::now())
     }
 
+    /// Time since the broker stored something at `stored`.
+    pub(crate) fn age(&self, stored: time::OffsetDateTime) -> Duration {
+        let stored = stored.unix_timestamp_nanos() / 1_000;
+        let age = i128::from(self.now().micros()).saturating_sub(stored);
+        Duration::from_micros(u64::try_from(age.max(0)).unwrap_or(u64::MAX))
+    }
+
     fn stamp_at(&self, local: Timestamp, now: Moment) -> Timestamp {
         let off = self.reading_at(now).filter(|reading| reading.is_off());
         let ahead_us = off.map_or(0, |reading| reading.ahead_us);
@@ -143,6 +150,14 @@ impl BrokerClock {
         }
     }
 
+    /// As if a measurement had found this machine's clock ahead by this much.
+    #[cfg(test)]
+    pub(crate) fn set_ahead_for_test(&self, by: Duration) {
+        let now = Moment::now();
+        let broker = now.wall.micros().saturating_sub(micros(by));
+        self.learn(now.up, Timestamp::from_micros(broker), now.up);
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<Measured>> {
         // The value is complete even if a holder panicked.
         self.measured.lock().unwrap_or_else(PoisonError::into_inner)
@@ -164,6 +179,17 @@ impl Broker {
     /// The present time by the broker's clock, as far as it was measured.
     pub fn now(&self) -> Timestamp {
         self.clock.now()
+    }
+
+    /// Measures the broker's clock if that was not done before.
+    ///
+    /// # Errors
+    /// As [`Broker::measure_clock`].
+    pub(crate) async fn ensure_clock(&self) -> Result<(), BrokerError> {
+        match self.clock.reading() {
+            Some(_) => Ok(()),
+            None => self.measure_clock().await,
+        }
     }
 
     /// Requests the time of the server that stamps the ledger.

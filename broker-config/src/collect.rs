@@ -1,8 +1,9 @@
 //! The operations of a collector: list stored objects with their age, and remove an object unless
-//! it was renewed meanwhile. The caller, who knows all references, decides what to remove.
+//! it was renewed meanwhile. The caller, who knows all references, decides what to remove. All ages
+//! are by the broker's clock, which stamps what it stores.
 
 use std::collections::HashSet;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use async_nats::jetstream::stream::Stream;
 use fiec_schemas::{ExecutionId, Sequence, subjects};
@@ -76,6 +77,7 @@ async fn subjects_of(
 /// # Errors
 /// When the broker does not answer.
 pub async fn contents(broker: &Broker, store: Store) -> Result<Contents, BrokerError> {
+    broker.ensure_clock().await?;
     let bucket = Bucket::new(broker, store.name());
     let stream = format!("OBJ_{}", store.name());
     // Chunks first, so that an object that becomes visible meanwhile is included.
@@ -133,10 +135,14 @@ pub async fn remove(broker: &Broker, store: Store, object: &Stored) -> Result<bo
 }
 
 /// Time since the last message of a subject. None if it has no message.
-async fn age_of(stream: &Stream<()>, subject: &str) -> Result<Option<Duration>, BrokerError> {
+async fn age_of(
+    broker: &Broker,
+    stream: &Stream<()>,
+    subject: &str,
+) -> Result<Option<Duration>, BrokerError> {
+    broker.ensure_clock().await?;
     let last = leader::last(stream, subject).await?;
-    let age = last.map(|last| SystemTime::now().duration_since(last.time.into()));
-    Ok(age.map(Result::unwrap_or_default))
+    Ok(last.map(|last| broker.clock.age(last.time)))
 }
 
 /// Removes a subject's messages from a stream, if the last one is older than `grace`. Returns
@@ -150,7 +156,7 @@ async fn purge_old(
 ) -> Result<bool, BrokerError> {
     let opened = broker.js.get_stream_no_info(stream).await;
     let opened = opened.map_err(BrokerError::operation(format!("open {stream}")))?;
-    if age_of(&opened, subject)
+    if age_of(broker, &opened, subject)
         .await?
         .is_none_or(|age| age < grace)
     {
@@ -210,10 +216,61 @@ pub async fn remove_chunks(
 /// # Errors
 /// When the broker does not answer.
 pub async fn submissions_wait(broker: &Broker, longer: Duration) -> Result<bool, BrokerError> {
+    broker.ensure_clock().await?;
     let opened = broker.js.get_stream(subjects::SUBMIT_STREAM).await;
     let opened = opened.map_err(BrokerError::operation("look at the submissions that wait"))?;
     let state = &opened.cached_info().state;
-    let first: SystemTime = state.first_timestamp.into();
-    let age = SystemTime::now().duration_since(first).unwrap_or_default();
+    let age = broker.clock.age(state.first_timestamp);
     Ok(state.messages > 0 && age > longer)
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use fiec_dev_servers::{NatsOptions, NatsServer, NoProgress, locate_nats};
+    use fiec_schemas::Tenant;
+
+    use super::*;
+    use crate::ConnectOptions;
+    use crate::topology::{self, Profile};
+
+    const GRACE: Duration = Duration::from_millis(50);
+
+    #[tokio::test]
+    async fn a_machine_whose_clock_is_ahead_removes_nothing_early() {
+        let folder = tempfile::tempdir().unwrap();
+        let binary = locate_nats(&NoProgress).await.unwrap();
+        let options = NatsOptions::new(binary, folder.path().join("nats"));
+        let server = NatsServer::start(options).await.unwrap();
+        let broker = Broker::connect(ConnectOptions::new(server.client_url(), "test"));
+        let broker = broker.await.unwrap();
+        topology::apply(&broker, &Profile::default()).await.unwrap();
+        let (tenant, id) = (
+            Tenant::new("lab").unwrap(),
+            ExecutionId(uuid::Uuid::now_v7()),
+        );
+        let chunk = subjects::chunk(&tenant, id);
+        let submission = subjects::submit(&tenant);
+        for subject in [&chunk, &submission] {
+            let sent = broker.js.publish(subject.clone(), Bytes::new()).await;
+            sent.unwrap().await.unwrap();
+        }
+        let digest = fiec_schemas::Digest::of(b"x");
+        crate::store::put_data(&broker, digest, b"x").await.unwrap();
+        let is_old = async || {
+            let objects = contents(&broker, Store::Data).await.unwrap().objects;
+            let chunk = remove_chunks(&broker, &chunk, GRACE, true).await.unwrap();
+            let waits = submissions_wait(&broker, GRACE).await.unwrap();
+            (objects[0].age >= GRACE, chunk, waits)
+        };
+        let grown_old = async {
+            while is_old().await != (true, true, true) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let waited = tokio::time::timeout(Duration::from_secs(30), grown_old);
+        waited.await.unwrap();
+        broker.clock.set_ahead_for_test(Duration::from_secs(3_600));
+        assert_eq!(is_old().await, (false, false, false));
+    }
 }

@@ -42,7 +42,7 @@ pub(crate) struct Bucket<'a> {
 pub(crate) struct Described {
     pub(crate) seq: u64,
     pub(crate) info: ObjectInfo,
-    /// Age of the description.
+    /// Age of the description by the broker's clock.
     pub(crate) age: Duration,
 }
 
@@ -90,11 +90,10 @@ impl<'a> Bucket<'a> {
             reason: error.to_string(),
         };
         let info = serde_json::from_slice(&message.payload).map_err(unreadable)?;
-        let age = std::time::SystemTime::now().duration_since(message.time.into());
         Ok(Some(Described {
             seq: message.sequence,
             info,
-            age: age.unwrap_or_default(),
+            age: self.broker.clock.age(message.time),
         }))
     }
 
