@@ -5,9 +5,8 @@
 use async_nats::jetstream::kv::{CreateErrorKind, Store};
 use fiec_schemas::package::{ProgramName, ProgramRecord};
 use fiec_schemas::subjects;
-use futures_util::StreamExt;
 
-use crate::{Broker, BrokerError, leader};
+use crate::{Broker, BrokerError, buckets, leader};
 
 /// Header of the client library that marks the deletion of a key.
 const OPERATION: &str = "KV-Operation";
@@ -83,25 +82,12 @@ pub async fn find_in(
 /// # Errors
 /// When the broker does not answer, or a record cannot be read.
 pub async fn list(broker: &Broker) -> Result<Vec<ProgramRecord>, BrokerError> {
-    const WHAT: &str = "list the programs";
-    let bucket = bucket(broker).await?;
-    let mut keys = bucket
-        .keys()
-        .await
-        .map_err(BrokerError::operation(WHAT))?
-        .boxed();
-    let mut records = Vec::new();
-    while let Some(key) = keys.next().await {
-        let key = key.map_err(BrokerError::operation(WHAT))?;
-        // Deleted after the list was read.
-        if let Some(value) = bucket
-            .get(&key)
-            .await
-            .map_err(BrokerError::operation(WHAT))?
-        {
-            records.push(read(&key, &value)?);
-        }
-    }
+    let entries = buckets::entries(&bucket(broker).await?).await?;
+    let records: Result<Vec<_>, _> = entries
+        .iter()
+        .map(|(key, value)| read(key, value))
+        .collect();
+    let mut records = records?;
     records.sort_by(|a, b| a.program.cmp(&b.program));
     Ok(records)
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_nats::jetstream::kv::{Operation, Store};
 use async_nats::jetstream::stream;
 use fiec_broker::topology::{self, Profile};
-use fiec_broker::{Broker, ConnectOptions, nodes};
+use fiec_broker::{Broker, ConnectOptions, buckets, nodes};
 use fiec_dev_servers::{NatsOptions, NatsServer, NoProgress, locate_nats};
 use fiec_schemas::trust::{Quarantine, Quarantined};
 use fiec_schemas::{Contract, InstanceId, NodeDescriptor, NodeFlags, NodeId, Timestamp, subjects};
@@ -53,10 +53,8 @@ impl World {
     }
 
     async fn keys(&self) -> Vec<String> {
-        let keys = self.bucket.keys().await.unwrap();
-        let mut keys: Vec<String> = keys.try_collect().await.unwrap();
-        keys.sort();
-        keys
+        let entries = buckets::entries(&self.bucket).await.unwrap();
+        entries.into_iter().map(|(key, _)| key).collect()
     }
 }
 
@@ -115,6 +113,36 @@ async fn a_node_that_leaves_or_is_forgotten_leaves_only_a_mark_that_ages_out() {
         let kept = nodes::MARKS_KEPT.as_secs().to_string();
         assert!(age == Some(kept), "{subject}: {headers:?}");
     }
+}
+
+/// The client library's list waits up to a minute for what is deleted while it lists.
+#[tokio::test]
+async fn a_bucket_is_listed_at_once_while_its_keys_are_deleted() {
+    let world = World::new().await;
+    let all: Vec<NodeId> = (0..300).map(|n| node(&format!("pod-{n}"))).collect();
+    let instance = InstanceId::random();
+    for node in &all {
+        world.join(node, instance).await;
+    }
+    let deleting = async {
+        for node in &all {
+            let forgotten = nodes::forget(&world.broker, node, Some(instance)).await;
+            assert!(forgotten.unwrap());
+        }
+    };
+    let listing = async {
+        let mut longest = Duration::ZERO;
+        loop {
+            let began = std::time::Instant::now();
+            let left = world.keys().await.len();
+            longest = longest.max(began.elapsed());
+            if left == 0 {
+                break longest;
+            }
+        }
+    };
+    let ((), longest) = tokio::join!(deleting, listing);
+    assert!(longest < Duration::from_secs(5), "{longest:?}");
 }
 
 #[tokio::test]

@@ -7,7 +7,8 @@ use std::time::Duration;
 use async_nats::jetstream::consumer::{DeliverPolicy, pull};
 use async_nats::jetstream::context::PublishErrorKind;
 use async_nats::jetstream::message::PublishMessage;
-use fiec_broker::{Broker, BrokerError, Delivered, Entry, Reader, leader};
+use bytes::Bytes;
+use fiec_broker::{Broker, BrokerError, Delivered, Entry, Reader, buckets, leader};
 use fiec_policy::holds::reserve::{Change, apply};
 use fiec_policy::holds::{Fate, Seen};
 use fiec_schemas::quota::{Quota, Reservations};
@@ -161,22 +162,12 @@ pub async fn follow(broker: &Broker, news: &Sender<News>) -> Result<(), BrokerEr
 /// # Errors
 /// If the broker does not deliver them.
 pub async fn quotas(broker: &Broker) -> Result<Vec<News>, BrokerError> {
-    let bucket = bucket(broker).await?;
-    let keys = bucket
-        .keys()
-        .await
-        .map_err(BrokerError::operation("list quotas"))?;
-    let mut keys = std::pin::pin!(keys);
-    let mut found = Vec::new();
-    while let Some(key) = keys.next().await {
-        let key = key.map_err(BrokerError::operation("list quotas"))?;
-        let value = bucket.get(&key).await;
-        let value = value.map_err(BrokerError::operation("read a quota"))?;
-        if let (Ok(tenant), Some(quota)) = (key.parse(), value.and_then(|v| parse(&key, &v))) {
-            found.push(News::Quota(tenant, Some(quota)));
-        }
-    }
-    Ok(found)
+    let entries = buckets::entries(&bucket(broker).await?).await?;
+    let quota = |(key, value): &(String, Bytes)| {
+        let (tenant, quota) = (key.parse().ok()?, parse(key, value)?);
+        Some(News::Quota(tenant, Some(quota)))
+    };
+    Ok(entries.iter().filter_map(quota).collect())
 }
 
 async fn bucket(broker: &Broker) -> Result<async_nats::jetstream::kv::Store, BrokerError> {

@@ -9,7 +9,7 @@ use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
 use async_nats::jetstream::kv;
 use fiec_broker::feed::{self, FeedItem, Start};
 use fiec_broker::identity::Identity;
-use fiec_broker::{Broker, BrokerError, next_fetched, registry};
+use fiec_broker::{Broker, BrokerError, buckets, next_fetched, registry};
 use fiec_schemas::messages::PolicyPresence;
 use fiec_schemas::trust::Quarantine;
 use fiec_schemas::{
@@ -325,26 +325,11 @@ async fn nodes_bucket(broker: &Broker) -> Result<kv::Store, BrokerError> {
 /// # Errors
 /// If the broker does not deliver them.
 pub async fn known_nodes(broker: &Broker) -> Result<Vec<News>, BrokerError> {
-    let bucket = nodes_bucket(broker).await?;
-    const WHAT: &str = "list the nodes";
-    let keys: Vec<String> = bucket
-        .keys()
-        .await
-        .map_err(BrokerError::operation(WHAT))?
-        .filter_map(|key| async { key.ok() })
-        .collect()
-        .await;
-    let mut news = Vec::new();
-    for key in keys {
-        if let Some(value) = bucket
-            .get(&key)
-            .await
-            .map_err(BrokerError::operation(WHAT))?
-        {
-            news.extend(node_news(&key, Some(&value)));
-        }
-    }
-    Ok(news)
+    let entries = buckets::entries(&nodes_bucket(broker).await?).await?;
+    let entries = entries.iter();
+    Ok(entries
+        .filter_map(|(key, value)| node_news(key, Some(value)))
+        .collect())
 }
 
 /// Pushed programs that run in containers. Unreadable records are skipped.

@@ -2,24 +2,26 @@
 
 use std::time::Duration;
 
+use fiec_broker::buckets;
 use fiec_policy_service::Options;
 use fiec_schemas::messages::ApiReply;
 use fiec_schemas::subjects;
-use futures_util::TryStreamExt as _;
 
 use crate::stage::{Stage, until};
 
 async fn keys(stage: &Stage) -> Vec<String> {
     let bucket = stage.broker.js.get_key_value(subjects::NODES_BUCKET).await;
-    let keys = bucket.unwrap().keys().await.unwrap();
-    let mut keys: Vec<String> = keys.try_collect().await.unwrap();
-    keys.sort();
-    keys
+    let entries = buckets::entries(&bucket.unwrap()).await.unwrap();
+    entries.into_iter().map(|(key, _)| key).collect()
 }
 
 async fn names(stage: &Stage) -> Vec<String> {
     let reply: ApiReply = stage.ask_raw("fiec.api.nodes", "{}").await;
-    reply.nodes.iter().map(|n| n.descriptor.node.to_string()).collect()
+    reply
+        .nodes
+        .iter()
+        .map(|n| n.descriptor.node.to_string())
+        .collect()
 }
 
 #[tokio::test]

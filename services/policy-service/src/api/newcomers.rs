@@ -5,9 +5,8 @@ use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use fiec_broker::leader;
+use fiec_broker::{buckets, leader};
 use fiec_schemas::{Tenant, subjects};
-use futures_util::StreamExt as _;
 
 use super::Api;
 
@@ -58,12 +57,11 @@ impl Api {
             return Some(Vec::new());
         }
         let bucket = js.get_key_value(subjects::QUOTA_BUCKET).await.ok()?;
-        let keys = bucket.keys().await.ok()?;
-        let mut limited: Vec<String> = keys.filter_map(|key| async { key.ok() }).collect().await;
+        let quotas = buckets::entries(&bucket).await.ok()?;
+        let mut limited: Vec<String> = quotas.into_iter().map(|(key, _)| key).collect();
         if limited.iter().any(|key| key == tenant.as_str()) {
             limited.clear();
         }
-        limited.sort();
         Some(limited)
     }
 }

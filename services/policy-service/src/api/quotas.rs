@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use async_nats::jetstream::kv;
+use fiec_broker::buckets;
 use fiec_schemas::messages::{QuotaChange, QuotaReply, QuotaRequest, Record, TenantQuota};
 use fiec_schemas::quota::Quota;
 use fiec_schemas::{Tenant, Timestamp, subjects};
-use futures_util::StreamExt as _;
 
 use super::{Answered, Api, parse, somebody, tenant};
 use crate::refusal::Refusal;
@@ -35,15 +35,11 @@ impl Api {
         const WHAT: &str = "read the quotas";
         let answer = async {
             let bucket = self.quota_bucket().await?;
-            let keys = bucket.keys().await;
-            let keys = keys.map_err(|error| Refusal::broker(WHAT, error))?;
-            let mut keys: Vec<_> = keys.filter_map(|key| async { key.ok() }).collect().await;
-            keys.sort();
+            let quotas = buckets::entries(&bucket).await;
+            let quotas = quotas.map_err(|error| Refusal::broker(WHAT, error))?;
             let mut found = Vec::new();
-            for key in keys {
-                let value = bucket.get(&key).await;
-                let value = value.map_err(|error| Refusal::broker(WHAT, error))?;
-                if let (Some(value), Ok(tenant)) = (value, key.parse()) {
+            for (key, value) in quotas {
+                if let Ok(tenant) = key.parse() {
                     let quota = read(&key, &value)?;
                     found.push(self.in_use(tenant, Some(quota)).await?);
                 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use fiec_broker::chunks::Manifest;
 use fiec_broker::collect::{self, Store};
-use fiec_broker::{Broker, store};
+use fiec_broker::{Broker, buckets, store};
 use fiec_schemas::quota::Reservations;
 use fiec_schemas::{ExecutionId, NodeId, Sequence, Timestamp, subjects};
 use futures_util::TryStreamExt as _;
@@ -92,9 +92,10 @@ pub async fn observe(
         .map_err(|e| words(&e))?;
     let nodes = broker.js.get_key_value(subjects::NODES_BUCKET).await;
     let nodes = nodes.map_err(|e| words(&e))?;
-    let keys = nodes.keys().await.map_err(|e| words(&e))?;
-    let keys: Vec<String> = keys.try_collect().await.map_err(|e| words(&e))?;
-    let joined = keys.iter().filter_map(|key| key.strip_prefix("node."));
+    let entries = buckets::entries(&nodes).await.map_err(|e| words(&e))?;
+    let joined = entries
+        .iter()
+        .filter_map(|(key, _)| key.strip_prefix("node."));
     let joined = joined.filter_map(|name| name.parse::<NodeId>().ok());
     kept.nodes = joined
         .map(|node| subjects::capsule_consumer(&node))
