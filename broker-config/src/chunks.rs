@@ -345,7 +345,8 @@ pub struct Assembled {
 }
 
 /// Assembles a σ from chunks that `have` returns, else from the stream. Each fetched chunk is
-/// checked.
+/// checked. `progress` receives the number of bytes that are here, and that of all, at first and
+/// after each fetched chunk. A chunk that occurs several times counts once.
 ///
 /// # Errors
 /// When a chunk is missing or damaged.
@@ -353,6 +354,7 @@ pub async fn assemble(
     broker: &Broker,
     manifest: &Manifest,
     have: impl Fn(&Digest) -> Option<Bytes>,
+    progress: impl Fn(u64, u64),
 ) -> Result<Assembled, BrokerError> {
     let mut held: HashMap<Digest, Bytes> = HashMap::new();
     let mut wanted = Vec::new();
@@ -365,6 +367,9 @@ pub async fn assemble(
             }
         }
     }
+    let here: u64 = held.values().map(|bytes| bytes.len() as u64).sum();
+    let of = here + wanted.iter().map(|c| u64::from(c.bytes)).sum::<u64>();
+    progress(here, of);
     let mut fetched = 0;
     if !wanted.is_empty() {
         let stream = open(broker).await?;
@@ -376,6 +381,7 @@ pub async fn assemble(
             .buffer_unordered(AT_ONCE);
         while let Some((chunk, bytes)) = coming.try_next().await? {
             fetched += bytes.len() as u64;
+            progress(here + fetched, of);
             held.insert(chunk.digest, bytes);
         }
     }

@@ -356,8 +356,13 @@ impl Pieces {
         Ok(self.buffer.get(..found).unwrap_or_default())
     }
 
-    /// Returns all pieces. Allocates `bytes` at first, up to a limit.
-    pub(crate) async fn all(mut self, bytes: u64) -> Result<Bytes, BrokerError> {
+    /// Returns all pieces. Allocates `bytes` at first, up to a limit. `progress` receives the number
+    /// of bytes after each piece.
+    pub(crate) async fn all(
+        mut self,
+        bytes: u64,
+        mut progress: impl FnMut(u64),
+    ) -> Result<Bytes, BrokerError> {
         // The size comes from a message: the buffer grows with the actual bytes.
         let mut whole = Vec::with_capacity(usize::try_from(bytes.min(1 << 26)).unwrap_or(0));
         loop {
@@ -366,6 +371,7 @@ impl Pieces {
                 return Ok(whole.into());
             }
             whole.extend_from_slice(piece);
+            progress(whole.len() as u64);
         }
     }
 }

@@ -58,7 +58,7 @@ pub async fn get_state(
             let entry = Ledger::new(broker).by_sequence(seq).await?;
             if is_large(place) {
                 let manifest = Manifest::decode(&entry.body)?;
-                Box::pin(chunks::assemble(broker, &manifest, |_| None))
+                Box::pin(chunks::assemble(broker, &manifest, |_| None, |_, _| ()))
                     .await?
                     .state
             } else {
@@ -66,7 +66,7 @@ pub async fn get_state(
             }
         }
         None => {
-            return kept_state(broker, execution, place).await;
+            return kept_state(broker, execution, place, |_| ()).await;
         }
     };
     verify(&what(), place.digest, bytes)
@@ -228,7 +228,8 @@ pub async fn keep_state(
     bucket.put_once(&name, &mut state).await
 }
 
-/// Fetches a σ that was stored whole: a verified one, or one that the recorder restored.
+/// Fetches a σ that was stored whole: a verified one, or one that the recorder restored. `progress`
+/// receives the number of bytes after each piece.
 ///
 /// # Errors
 /// When it is missing or damaged.
@@ -236,10 +237,12 @@ pub async fn kept_state(
     broker: &Broker,
     execution: ExecutionId,
     place: &StatePlace,
+    progress: impl FnMut(u64),
 ) -> Result<Bytes, BrokerError> {
     let what = format!("copy of the state of boundary {}", place.index);
     let name = state_name(execution, place.digest);
-    let kept = get(broker, Store::States, &what, &name, place.bytes).await?;
+    let pieces = Pieces::open(broker, Store::States, &name, &what).await?;
+    let kept = pieces.all(place.bytes, progress).await?;
     verify(&what, place.digest, kept)
 }
 
@@ -365,6 +368,6 @@ async fn get(
 ) -> Result<Bytes, BrokerError> {
     Pieces::open(broker, store, name, what)
         .await?
-        .all(bytes)
+        .all(bytes, |_| ())
         .await
 }

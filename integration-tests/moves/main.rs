@@ -18,4 +18,5 @@ mod pressure_and_bits;
 mod reallocation;
 mod reconfigure;
 mod sharing;
+mod slow_links;
 mod spread;

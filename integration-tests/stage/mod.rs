@@ -10,6 +10,7 @@
 pub mod journal;
 pub mod proc;
 pub mod python;
+pub mod slow_link;
 pub mod store;
 
 use std::ops::{Deref, DerefMut};

@@ -17,7 +17,8 @@
 //! | ended | recorder | record its end | no limit: the ledger does not say what is recorded |
 //!
 //! An overdue duty is a reason to look, not a proof of a fault. An execution may also wait that
-//! long in a node's queue while no other node has room.
+//! long in a node's queue while no other node has room, and a large state may take that long to
+//! arrive at its node.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

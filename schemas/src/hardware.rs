@@ -149,6 +149,39 @@ pub struct RunningProgress {
     pub note: Option<String>,
 }
 
+/// Most executions that a vector lists as running, and most that it lists as arriving.
+pub const LISTED_LIMIT: usize = 64;
+
+/// Progress of the fetch of a bound execution's state, before the execution starts. It is not
+/// durable.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ArrivingState {
+    /// The execution.
+    pub execution: ExecutionId,
+    /// The epoch of its binding.
+    pub epoch: Epoch,
+    /// Bytes of the state that are on the node, those that it had before included.
+    pub bytes: u64,
+    /// Bytes of the whole state. A part that occurs several times counts once in both numbers.
+    pub of: u64,
+}
+
+impl ArrivingState {
+    /// Words for people: `fetching its state: 1.2 of 3.0 GiB`.
+    pub fn in_words(&self) -> String {
+        const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
+        let (mut bytes, mut of, mut unit) = (self.bytes as f64, self.of as f64, "B");
+        for next in UNITS {
+            if of < 1024.0 {
+                break;
+            }
+            (bytes, of, unit) = (bytes / 1024.0, of / 1024.0, next);
+        }
+        let digits = usize::from(unit != "B");
+        format!("fetching its state: {bytes:.digits$} of {of:.digits$} {unit}")
+    }
+}
+
 /// H(t) of one node, with its running executions. It is published on `fiec.telemetry.<node>` when a
 /// component changes by more than its step, and as a slow heartbeat.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -181,6 +214,10 @@ pub struct HardwareVector {
     /// The running executions (at most 64 are listed).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub running: Vec<RunningProgress>,
+    /// The bound executions whose large state is being fetched (at most 64 are listed). While
+    /// `bytes` grow, the policy service does not bind the execution elsewhere for being late.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub arriving: Vec<ArrivingState>,
 }
 
 impl HardwareVector {

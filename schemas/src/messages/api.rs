@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::envelope::NodeEnvelopes;
 use crate::event::{Cause, Decision, ExecutionState, PhaseKind};
-use crate::hardware::{NodeDescriptor, NodeFlags, RunningProgress};
+use crate::hardware::{ArrivingState, NodeDescriptor, NodeFlags, RunningProgress};
 use crate::ids::{BatchId, ClientId, Epoch, ExecutionId, NodeId, Sequence, Tenant};
 use crate::named::named;
 use crate::package::Grant;
@@ -263,6 +263,9 @@ pub struct ApiReply {
     /// Its progress beyond the last commit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<RunningProgress>,
+    /// The fetch of its state, while its node fetches it to start it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arriving: Option<ArrivingState>,
     /// For `why`: the explanation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<Why>,

@@ -5,7 +5,7 @@ use fiec_broker::{AppendError, Entry, Tip};
 use fiec_policy::holds::Seen;
 use fiec_policy::verify::Named;
 use fiec_policy::{ControlOutcome, ProbeOutcome, Ticket};
-use fiec_schemas::hardware::RunningProgress;
+use fiec_schemas::hardware::{ArrivingState, RunningProgress};
 use fiec_schemas::messages::{CapsuleBinding, Holding, NodeStatus, ViewReply, Why};
 use fiec_schemas::quota::{Quota, Reservations};
 use fiec_schemas::scheduling::Adjustment;
@@ -143,8 +143,11 @@ pub enum Ask {
     Offers(oneshot::Sender<Offers>),
     /// What this service believes of live executions, after this one in order.
     View(Option<ExecutionId>, oneshot::Sender<ViewReply>),
-    /// The progress of a running execution.
-    Progress(ExecutionId, oneshot::Sender<Option<RunningProgress>>),
+    /// The progress of a running execution, or of the fetch of a bound one's state.
+    Progress(
+        ExecutionId,
+        oneshot::Sender<(Option<RunningProgress>, Option<ArrivingState>)>,
+    ),
     /// Move an execution.
     Yield {
         /// The execution.

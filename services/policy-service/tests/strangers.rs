@@ -45,6 +45,7 @@ async fn invented_names_are_no_nodes_and_work_goes_on() {
             running_count: 0,
             queued_count: 0,
             running: vec![],
+            arriving: vec![],
         };
         let payload = serde_json::to_vec(&vector).unwrap();
         let client = &stage.broker.client;

@@ -17,7 +17,7 @@ pub struct Config {
     /// Gap between ticks after which this process distrusts its own clock.
     pub stall_ms: u64,
     /// Time after which a bound execution's capsule is sent again. After the same time once more,
-    /// the execution is bound elsewhere.
+    /// the execution is bound elsewhere. Both start again when more of its state has arrived.
     pub take_ms: u64,
     /// The same if the node reports a backlog.
     pub take_busy_ms: u64,

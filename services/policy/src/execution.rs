@@ -148,6 +148,8 @@ pub struct Extra {
     pub note: Option<String>,
     /// Number of times its capsule was sent again.
     pub resent: u8,
+    /// Progress of the fetch of its state, before it starts.
+    pub arriving: Option<Arrived>,
     /// Its changes since the submission.
     pub adjusted: Option<Box<Adjustment>>,
     /// The author of the last change, if known.
@@ -168,6 +170,17 @@ pub struct Extra {
     pub missing: Option<Missing>,
     /// Number of rereads in a row that showed an older message than is known.
     pub old_rereads: u8,
+}
+
+/// What has arrived of a state at the node of a binding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Arrived {
+    /// The epoch of the binding.
+    pub epoch: u64,
+    /// The most bytes that were reported.
+    pub bytes: u64,
+    /// Time of that report.
+    pub at: Millis,
 }
 
 /// Evidence that a node does not hold an execution that has started there.

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use fiec_schemas::hardware::LISTED_LIMIT;
 use fiec_schemas::{HardwareVector, NodeId};
 
 use crate::time::Millis;
@@ -12,8 +13,6 @@ use crate::time::Millis;
 const NAMES_LIMIT: usize = 256;
 /// A longer vector is not kept; its node's next vector comes with the next heartbeat.
 const READINGS_LIMIT: usize = 512;
-/// Executions that a vector lists, as the schema limits them.
-const RUNNING_LIMIT: usize = 64;
 
 /// The last vectors of names that have not joined.
 #[derive(Debug, Default)]
@@ -27,7 +26,8 @@ impl Strangers {
     /// Keeps a vector that was made at `heard`, in place of an earlier one of its name. Where too
     /// many names are kept, the one heard longest ago is forgotten.
     pub fn hold(&mut self, heard: Millis, vector: HardwareVector) {
-        if vector.readings.len() > READINGS_LIMIT || vector.running.len() > RUNNING_LIMIT {
+        let listed = vector.running.len().max(vector.arriving.len());
+        if vector.readings.len() > READINGS_LIMIT || listed > LISTED_LIMIT {
             return;
         }
         let name = vector.node.clone();

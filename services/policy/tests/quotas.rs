@@ -190,6 +190,7 @@ impl Race {
                 running_count: 0,
                 queued_count: 0,
                 running: vec![],
+                arriving: vec![],
             };
             for service in self.services.iter_mut().filter(|s| s.stalled <= self.now) {
                 tell(service, now, Input::Vector(vector.clone(), 0));

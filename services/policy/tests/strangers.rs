@@ -41,6 +41,7 @@ fn vector(w: &World, name: &str, instance: InstanceId, count: u64) -> HardwareVe
         running_count: 0,
         queued_count: 0,
         running: vec![],
+        arriving: vec![],
     }
 }
 

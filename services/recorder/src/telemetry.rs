@@ -280,6 +280,7 @@ mod tests {
             running_count: 0,
             queued_count: 0,
             running: Vec::new(),
+            arriving: Vec::new(),
         }
     }
 

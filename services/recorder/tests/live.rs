@@ -445,6 +445,7 @@ fn vector(node: &str, value: f64) -> HardwareVector {
         running_count: 0,
         queued_count: 0,
         running: Vec::new(),
+        arriving: Vec::new(),
     }
 }
 

@@ -98,7 +98,9 @@ async fn a_recorder_offers_the_earlier_boundary_of_the_same_history_and_no_other
     let place = reply.earlier.unwrap_or_else(|| panic!("{:?}", reply.error));
     let found = (place.index, place.digest, place.seq, place.ordinal);
     assert_eq!(found, (1, Digest::of(first), None, 2));
-    let kept = store::kept_state(&broker, id, &place).await.unwrap();
+    let kept = store::kept_state(&broker, id, &place, |_| ())
+        .await
+        .unwrap();
     assert_eq!(kept, first);
 
     // PostgreSQL does not have the history up to this boundary.

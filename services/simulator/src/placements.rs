@@ -109,6 +109,7 @@ impl Bench {
                 running_count: 0,
                 queued_count: 0,
                 running: Vec::new(),
+                arriving: Vec::new(),
             };
             policy.step(now, Input::Vector(vector, 0), &mut out);
             out.clear();

@@ -16,6 +16,7 @@ use crate::ahead;
 use crate::child_process::Child;
 use crate::large;
 use crate::message::{Message, backoff};
+use crate::missing;
 use crate::pending_order::PendingOrder;
 use crate::runner::{Runner, Wait};
 use crate::shared::Shared;
@@ -116,8 +117,12 @@ impl Runner {
             (_, Some(sigma)) => Ok(sigma),
             (None, None) => Ok(Bytes::new()),
             (Some(place), None) if store::is_large(place) => {
-                let execution = self.tip.state.execution;
-                Box::pin(large::fetch(&self.shared, execution, place)).await
+                let bound = (self.tip.state.execution, self.epoch);
+                Box::pin(large::fetch(&self.shared, bound, place)).await
+            }
+            (Some(place), None) if place.seq.is_none() => {
+                let bound = (self.tip.state.execution, self.epoch);
+                Box::pin(missing::beside_the_ledger(&self.shared, bound, place)).await
             }
             (Some(place), None) => {
                 let state = self.shared.ledger.state(self.tip.state.execution, place);

@@ -11,10 +11,12 @@ use fiec_broker::chunks::{self, Manifest, Piece};
 use fiec_broker::recut::{Earlier, cut_after};
 use fiec_broker::{AppendError, BrokerError, chunk_list, lists, store};
 use fiec_schemas::{
-    BoundaryIndex, Digest, ExecutionId, ExecutionState, Sequence, StatePlace, Tenant, subjects,
+    BoundaryIndex, Digest, Epoch, ExecutionId, ExecutionState, Sequence, StatePlace, Tenant,
+    subjects,
 };
 use tokio::sync::OnceCell;
 
+use crate::arriving::Arrival;
 use crate::cache::{Fetched, Kind, NotCached};
 use crate::fetched::{Before, Pieces};
 use crate::job::Sigma;
@@ -324,7 +326,8 @@ impl Runner {
         };
         let state = &self.tip.state;
         let (execution, digest) = (state.execution, state.boundary.as_ref()?.digest);
-        let whole = Box::pin(from_handover(&self.shared, execution, delta)).await;
+        let bound = (execution, self.epoch);
+        let whole = Box::pin(from_handover(&self.shared, bound, delta)).await;
         let (state, pieces) = whole
             .inspect_err(|error| {
                 tracing::warn!(%error, "σ that was handed over cannot be put together");
@@ -492,18 +495,24 @@ pub(crate) async fn keep(shared: &Shared, execution: ExecutionId, state: Bytes) 
 }
 
 /// Assembles a σ from chunks that match their digests. The caller must still compare the digest of
-/// the whole.
+/// the whole. `arrival` follows the bytes, if its execution is bound here.
 async fn assemble(
     shared: &Shared,
     manifest: &Manifest,
     sent: &Pieces,
     before: Option<&Before>,
+    arrival: Option<&Arrival<'_>>,
 ) -> Result<(Bytes, Vec<Piece>), BrokerError> {
     let have = |digest: &Digest| {
         let before = || before?.pieces.get(digest);
         sent.get(digest).or_else(before).cloned()
     };
-    let assembled = chunks::assemble(&shared.broker, manifest, have).await?;
+    let reached = |bytes, of| {
+        if let Some(arrival) = arrival {
+            arrival.reached(bytes, of);
+        }
+    };
+    let assembled = chunks::assemble(&shared.broker, manifest, have, reached).await?;
     shared.metrics.chunk_bytes_fetched.inc_by(assembled.fetched);
     let mut at = 0;
     let pieces = manifest.chunks.iter().map(|chunk| {
@@ -541,7 +550,7 @@ async fn verified(execution: ExecutionId, digest: Digest, state: Bytes) -> Resul
 /// When it cannot be assembled. The durable one can still be fetched later.
 async fn from_handover(
     shared: &Shared,
-    execution: ExecutionId,
+    (execution, epoch): (ExecutionId, Epoch),
     delta: Bytes,
 ) -> Result<(Bytes, Vec<Piece>), BrokerError> {
     let began = Instant::now();
@@ -560,26 +569,29 @@ async fn from_handover(
     if before.is_none() && !all_sent() {
         before = kept(shared, execution).await;
     }
-    let whole = assemble(shared, &manifest, &sent, before.as_deref()).await?;
+    let arrival = shared.arrivals.begin(execution, epoch, manifest.bytes());
+    let whole = assemble(shared, &manifest, &sent, before.as_deref(), Some(&arrival)).await?;
     tracing::debug!(?waited, took = ?began.elapsed(), list, "σ that was handed over is put together");
     Ok(whole)
 }
 
-/// Returns the σ of a commit.
+/// Returns the σ of a commit, for an execution that is bound here under this epoch.
 ///
 /// # Errors
 /// When it cannot be assembled.
 pub(crate) async fn fetch(
     shared: &Shared,
-    execution: ExecutionId,
+    (execution, epoch): (ExecutionId, Epoch),
     place: &StatePlace,
 ) -> Result<Bytes, BrokerError> {
+    let arrival = shared.arrivals.begin(execution, epoch, place.bytes);
     let manifest = store::manifest(&shared.broker, place).await?;
     let before = match shared.warm.take(execution).await {
         None => kept(shared, execution).await,
         held => held,
     };
-    let (state, _) = assemble(shared, &manifest, &Pieces::new(), before.as_deref()).await?;
+    let (before, none) = (before.as_deref(), Pieces::new());
+    let (state, _) = assemble(shared, &manifest, &none, before, Some(&arrival)).await?;
     verified(execution, place.digest, state.clone()).await?;
     Ok(state)
 }
@@ -596,7 +608,8 @@ pub(crate) async fn prepare(shared: &Shared, execution: ExecutionId, place: &Sta
             None => kept(shared, execution).await,
             held => held,
         };
-        let whole = assemble(shared, &manifest, &Pieces::new(), before.as_deref()).await?;
+        let (before, none) = (before.as_deref(), Pieces::new());
+        let whole = assemble(shared, &manifest, &none, before, None).await?;
         Ok::<_, BrokerError>((manifest, whole))
     };
     let (manifest, (state, pieces)) = match fetched.await {

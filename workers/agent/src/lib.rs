@@ -19,6 +19,7 @@ pub mod affinity;
 mod aging;
 mod ahead;
 mod appends;
+pub mod arriving;
 mod attempts;
 pub mod cache;
 pub mod canary;

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use fiec_broker::chunks::Manifest;
 use fiec_broker::{BrokerError, store};
 use fiec_schemas::messages::{RestoreReply, RestoreRequest};
-use fiec_schemas::{Cause, Event, ExecutionId, StatePlace, subjects};
+use fiec_schemas::{Cause, Epoch, Event, ExecutionId, StatePlace, subjects};
 use tokio::time::Instant;
 
 use crate::attempts;
@@ -57,8 +57,8 @@ impl Runner {
         if !is_missing(&error) {
             return Err(error);
         }
-        let (broker, execution) = (&self.shared.broker, self.tip.state.execution);
-        let Ok(state) = store::kept_state(broker, execution, place).await else {
+        let bound = (self.tip.state.execution, self.epoch);
+        let Ok(state) = beside_the_ledger(&self.shared, bound, place).await else {
             return Err(error);
         };
         tracing::warn!(%error, "the state is taken from the copy beside the ledger");
@@ -117,6 +117,21 @@ impl Runner {
             cause: Cause::Orphaned { reason },
         }]);
     }
+}
+
+/// Returns the copy of a state that is kept beside the ledger, for an execution that is bound here
+/// under this epoch.
+///
+/// # Errors
+/// When it is missing or damaged.
+pub(crate) async fn beside_the_ledger(
+    shared: &Shared,
+    (execution, epoch): (ExecutionId, Epoch),
+    place: &StatePlace,
+) -> Result<Bytes, BrokerError> {
+    let arrival = shared.arrivals.begin(execution, epoch, place.bytes);
+    let reached = |bytes| arrival.reached(bytes, place.bytes);
+    store::kept_state(&shared.broker, execution, place, reached).await
 }
 
 /// Asks a recorder to restore its copy beside the ledger.

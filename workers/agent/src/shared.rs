@@ -23,6 +23,7 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::affinity;
+use crate::arriving::Arrivals;
 use crate::cache::Cache;
 use crate::data::Data;
 use crate::devices::{Devices, Lease};
@@ -210,6 +211,8 @@ pub struct Shared {
     pub superseded_chunks: SupersededChunks,
     /// States held ready for handovers that were announced.
     pub warm: Warm,
+    /// States that are being fetched for executions that are bound here.
+    pub arrivals: Arrivals,
     /// The order in which uploads are sent.
     pub uploads: Uploads,
     /// The last sequence of the ledger stream that was seen here.
@@ -300,6 +303,7 @@ impl Shared {
             superseded: Mutex::default(),
             superseded_chunks: SupersededChunks::default(),
             warm: Warm::default(),
+            arrivals: Arrivals::default(),
             uploads: Uploads::default(),
             newest: AtomicU64::new(0),
             left: Notify::new(),

@@ -210,6 +210,7 @@ async fn send(shared: &Shared, count: u64, now: Timestamp, readings: &[Reading],
         running_count: shared.running(),
         queued_count: u32::try_from(shared.queued()).unwrap_or(u32::MAX),
         running: shared.progress(),
+        arriving: shared.arrivals.list(),
     };
     let body = match serde_json::to_vec(&vector) {
         Ok(body) => body,

@@ -256,6 +256,9 @@ fn print_state(state: &ExecutionState, reply: &ApiReply, ended: Option<String>) 
             ),
         ));
     }
+    if let Some(arriving) = &reply.arriving {
+        rows.push(("now", arriving.in_words()));
+    }
     if let Some(p) = &reply.progress {
         let of = p.of.map_or(String::new(), |of| format!(" of {of}"));
         // The last report of progress may be older than the last commit.

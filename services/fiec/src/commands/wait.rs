@@ -216,6 +216,9 @@ impl<'a> Waiting<'a> {
             }
             return Ok(outcome);
         };
+        if let Some(arriving) = &reply.arriving {
+            self.bar.set_message(arriving.in_words());
+        }
         if let Some(progress) = &reply.progress {
             self.bar.set_message(match (progress.of, &progress.note) {
                 (_, Some(note)) => safe(note).into_owned(),

@@ -132,15 +132,16 @@ impl Api {
     async fn status(&self, entry: Entry) -> ApiReply {
         let id = entry.message.state.execution;
         // The ledger has the state. Progress is optional, and the core may not answer in time.
-        let progress = self
+        let (progress, arriving) = self
             .ask(|reply| Ask::Progress(id, reply))
             .await
-            .ok()
-            .flatten();
-        let progress = progress.filter(|p| p.epoch == entry.message.state.epoch);
+            .unwrap_or_default();
+        let state = entry.message.state;
+        let is_bound = matches!(state.phase, Phase::Bound(_));
         ApiReply {
-            state: Some(entry.message.state),
-            progress,
+            progress: progress.filter(|p| p.epoch == state.epoch),
+            arriving: arriving.filter(|a| is_bound && a.epoch == state.epoch),
+            state: Some(state),
             ..ApiReply::default()
         }
     }
@@ -154,7 +155,9 @@ impl Api {
         }
         let why = self.ask(|reply| Ask::Why(id, reply)).await?;
         let mut why = why.ok_or(Refusal::NotReadYet { name })?;
-        why.next = Some(duty::of(&state, self.effects.broker.now()));
+        // Only the policy knows that a state is still arriving.
+        let known = why.next.filter(|_| matches!(state.phase, Phase::Bound(_)));
+        why.next = Some(known.unwrap_or_else(|| duty::of(&state, self.effects.broker.now())));
         if let Some(binding) = state.phase.binding() {
             self.tell_binding(binding, &mut why).await;
         }

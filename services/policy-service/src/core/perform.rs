@@ -264,7 +264,8 @@ impl Core {
                 });
             }
             Ask::Progress(execution, reply) => {
-                let _ = reply.send(self.policy.progress(execution));
+                let arriving = self.policy.arriving(execution);
+                let _ = reply.send((self.policy.progress(execution), arriving));
             }
             Ask::Yield {
                 execution,

@@ -440,6 +440,7 @@ async fn speak(broker: Broker, node: NodeId, instance: InstanceId, slots: u32) {
             running_count: 0,
             queued_count: 0,
             running: vec![],
+            arriving: vec![],
         };
         let payload = serde_json::to_vec(&vector).unwrap();
         let _ = broker

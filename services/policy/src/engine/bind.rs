@@ -437,6 +437,9 @@ impl Policy {
             return;
         };
         let waited = now.mono.since(e.since);
+        let arrived = e.arrived_of_state();
+        let late = now.mono.since(e.owed_since(e.since));
+        let state_bytes = e.state_bytes;
         let resent = e.extra.as_ref().map_or(0, |x| x.resent);
         let node = self.cluster.node(ix);
         let busy = node
@@ -457,11 +460,18 @@ impl Policy {
         } else {
             self.config.take_ms
         };
-        if waited >= limit.saturating_mul(u64::from(resent) + 1) {
+        if late >= limit.saturating_mul(u64::from(resent) + 1) {
             if self.defers(now, id, self.config.grace_ms) {
                 return;
             }
-            let reason = format!("not started within {waited} ms");
+            let reason = match arrived {
+                None => format!("not started within {late} ms"),
+                Some(arrived) => format!(
+                    "not started, and no more of its state arrived for {late} ms: {} of {state_bytes} \
+                     bytes",
+                    arrived.bytes
+                ),
+            };
             if resent > 0
                 && self.rebind(now, id, Cause::NotTaken { reason }, Some(ix), out) == Placed::Yes
             {

@@ -46,8 +46,9 @@ impl Policy {
                     awaits_parts: member.is_some_and(|m| m.spreading.waits),
                 }
             }
+            // Seen by the ledger alone, a long fetch is overdue. Here it counts while it moves on.
             Stage::Bound(..) => Standing::Bound {
-                at: now.stamp_of(e.arrived),
+                at: now.stamp_of(e.owed_since(e.arrived)),
             },
             Stage::Started(..) => Standing::Started {
                 is_parked: e.parked().is_some(),

@@ -13,7 +13,8 @@
 //!   [`first`] reserves places for a gang, [`room`] finds them, [`over`] preempts beyond a quota.
 //! * [`spread`] follows ranges that several nodes compute, [`grow`] adds nodes.
 //! * [`aging`] keeps ledgers that would drop out of the stream by their age.
-//! * [`nodes`] follows nodes: vectors, silence, probes, joining and leaving; [`absent`] forgets them.
+//! * [`nodes`] follows nodes: vectors, silence, probes, joining and leaving. [`arriving`] follows the
+//!   states that nodes fetch, [`absent`] forgets nodes.
 //! * [`reconcile`] compares ledgers with what nodes hold.
 //! * [`trust`] follows the contracts that nodes prove and lose.
 //! * [`verify`] has parts of executions computed again, [`judge`] compares the results.
@@ -25,6 +26,7 @@ mod action;
 mod adopt;
 mod aging;
 mod appends;
+mod arriving;
 mod aside;
 mod beliefs;
 mod bind;

@@ -170,6 +170,7 @@ impl Policy {
         let same = |v: &Arc<HardwareVector>| says_the_same(v, &vector);
         let other = !was_fresh || !node.vector.as_ref().is_some_and(same);
         let drains = vector.draining && !node.drains;
+        let arriving = !vector.arriving.is_empty();
         let before = node.hear(Some(Arc::new(vector)));
         let caps = |v: &HardwareVector| {
             let held = v.readings.iter().filter(|r| r.envelope.is_some());
@@ -181,6 +182,9 @@ impl Policy {
         // Under another cap, executions may fit that did not fit before.
         let offers = other && before.as_deref().map(caps) != node.vector.as_deref().map(caps);
         let was = std::mem::replace(&mut node.presence, Presence::Up);
+        if arriving {
+            self.note_arriving(ix);
+        }
         if other || was != Presence::Up {
             self.cluster.changed(ix);
         }

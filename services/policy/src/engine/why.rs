@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use fiec_schemas::duty::{Actor, Duty};
 use fiec_schemas::hardware::RunningProgress;
 use fiec_schemas::messages::{InForce, NodeStatus, Place, Viability, Why};
 use fiec_schemas::scheduling::Adjustment;
@@ -44,10 +45,13 @@ impl Policy {
                                  it with the same bits"
                 .to_owned(),
             Stage::Bound(ix, _) => {
+                let arriving = self.arriving(id);
+                let arriving = arriving.map(|a| format!("; the node is {}", a.in_words()));
                 format!(
-                    "bound to {} under epoch {} for {waited} ms, not started yet",
+                    "bound to {} under epoch {} for {waited} ms, not started yet{}",
                     on(ix),
-                    e.epoch
+                    e.epoch,
+                    arriving.unwrap_or_default()
                 )
             }
             Stage::Started(ix, _) => match self.parked_in_words(now, e) {
@@ -136,8 +140,18 @@ impl Policy {
             would_move,
             would_go_to,
             waits_for: self.waits_for(id),
-            next: None,
+            next: here
+                .filter(|_| e.arrived_of_state().is_some())
+                .and_then(|ix| self.duty_of_holder(now, id, ix)),
         })
+    }
+
+    /// The duty on an execution whose state arrives at its node.
+    fn duty_of_holder(&self, now: Now, id: ExecutionId, ix: NodeIx) -> Option<Duty> {
+        let duty = self.standing(now, id)?.duty(now.wall);
+        let node = Some(self.cluster.node(ix).id.clone());
+        let node = node.filter(|_| duty.who == Actor::Worker);
+        Some(Duty { node, ..duty })
     }
 
     /// The reasons to wait other than nodes.

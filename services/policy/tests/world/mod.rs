@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use fiec_policy::{Action, Config, Good, Input, LedgerView, Millis, Now, Policy};
 use fiec_schemas::envelope::EnvelopeNow;
-use fiec_schemas::hardware::{Substrate, default_thresholds};
+use fiec_schemas::hardware::{ArrivingState, Substrate, default_thresholds};
 use fiec_schemas::messages::{ControlRequest, Why};
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::substrate::SubstrateKind;
@@ -53,6 +53,8 @@ pub struct World {
     signals: BTreeMap<(usize, String, Signal), f64>,
     /// Memory readings of devices, by node and id.
     devices: BTreeMap<(usize, String), f64>,
+    /// The states that nodes fetch.
+    pub arriving: BTreeMap<usize, Vec<ArrivingState>>,
     specs: BTreeMap<ExecutionId, Submission>,
     /// Tenants of executions that are not the lab's.
     pub tenants: BTreeMap<ExecutionId, Tenant>,
@@ -102,6 +104,7 @@ impl World {
             caps: BTreeMap::new(),
             signals: BTreeMap::new(),
             devices: BTreeMap::new(),
+            arriving: BTreeMap::new(),
             specs: BTreeMap::new(),
             tenants: BTreeMap::new(),
             out: Vec::new(),
@@ -462,6 +465,7 @@ impl World {
                 running_count: 0,
                 queued_count: 0,
                 running: vec![],
+                arriving: self.arriving.get(&i).cloned().unwrap_or_default(),
             };
             self.step(Input::Vector(vector, 0));
         }

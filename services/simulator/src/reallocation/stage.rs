@@ -201,6 +201,7 @@ impl Stage {
                 running_count: 0,
                 queued_count: 0,
                 running: vec![],
+                arriving: vec![],
             };
             self.step(Input::Vector(vector, 0));
         }

@@ -189,6 +189,7 @@ impl<D: Decide> World<'_, D> {
             running_count: u32::from(word.running),
             queued_count: u32::from(word.queued),
             running: Vec::new(),
+            arriving: Vec::new(),
         };
         self.tally.vectors += 1;
         let age_ms = (self.now - word.sent) / 1_000;

@@ -290,6 +290,7 @@ mod tests {
             running_count: 0,
             queued_count: 0,
             running: Vec::new(),
+            arriving: Vec::new(),
         };
         let mut wanted = vector.clone();
         let template = Template::of(&mut vector).unwrap();
