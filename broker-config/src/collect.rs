@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use async_nats::jetstream::stream::Stream;
-use fiec_schemas::{ExecutionId, Sequence, subjects};
+use fiec_schemas::{ExecutionId, Sequence, Timestamp, subjects};
 use futures_util::{StreamExt, TryStreamExt, stream};
 
 use crate::objects::Bucket;
@@ -42,6 +42,8 @@ pub struct Stored {
     pub bytes: u64,
     /// Time since it was stored or renewed.
     pub age: Duration,
+    /// When the broker stored or renewed it.
+    pub stored_at: Timestamp,
     /// The name of its chunks.
     nuid: String,
     /// The sequence of its description.
@@ -103,6 +105,7 @@ pub async fn contents(broker: &Broker, store: Store) -> Result<Contents, BrokerE
                     name: found.info.name,
                     bytes: found.info.size as u64,
                     age: found.age,
+                    stored_at: found.stored_at,
                     nuid: found.info.nuid,
                     seq: found.seq,
                 })

@@ -15,6 +15,7 @@ use async_nats::jetstream::stream::Stream;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE;
 use bytes::{Bytes, BytesMut};
+use fiec_schemas::Timestamp;
 use fiec_schemas::subjects::INLINE_STATE_LIMIT;
 use futures_util::TryStreamExt;
 use sha2::{Digest as _, Sha256};
@@ -44,6 +45,8 @@ pub(crate) struct Described {
     pub(crate) info: ObjectInfo,
     /// Age of the description by the broker's clock.
     pub(crate) age: Duration,
+    /// Time of storage of the description in the broker.
+    pub(crate) stored_at: Timestamp,
 }
 
 impl<'a> Bucket<'a> {
@@ -90,10 +93,12 @@ impl<'a> Bucket<'a> {
             reason: error.to_string(),
         };
         let info = serde_json::from_slice(&message.payload).map_err(unreadable)?;
+        let stored = message.time.unix_timestamp_nanos() / 1_000;
         Ok(Some(Described {
             seq: message.sequence,
             info,
             age: self.broker.clock.age(message.time),
+            stored_at: Timestamp::from_micros(i64::try_from(stored).unwrap_or(0)),
         }))
     }
 

@@ -5,8 +5,9 @@
 //! These refer to an object: a live execution's submission, its parameters, the outputs that it has
 //! named; the outputs of a completed execution; a result that is still to be copied; a program that
 //! was pushed. An object that was put within the grace stays in any case, and so does one that is put
-//! again during a sweep. No object that a live execution may need is removed by age. Chunks of
-//! executions that have a ledger are collected by [`crate::unnamed_chunks`].
+//! again during a sweep. No object that a live execution may need is removed by age, and none that
+//! missing history may refer to ([`crate::held`]). Chunks of executions that have a ledger are
+//! collected by [`crate::unnamed_chunks`].
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -19,6 +20,7 @@ use sqlx::{PgPool, Row};
 use uuid::Uuid;
 
 use crate::error::{RecorderError, Result};
+use crate::held::MissingHistory;
 use crate::ledger::{Shared, pause};
 use crate::read;
 
@@ -56,11 +58,14 @@ impl Default for Collection {
     }
 }
 
-/// Number and size of the objects that a sweep has removed, or would have.
+/// Number and size of the objects that a sweep has removed, or would have, and of those that it has
+/// left because missing history may refer to them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Swept {
     objects: u64,
     bytes: u64,
+    held: u64,
+    held_bytes: u64,
 }
 
 /// Sweeps until the recorder stops. A sweep that fails removes nothing more and is tried again.
@@ -82,19 +87,25 @@ pub(crate) async fn run(broker: Broker, shared: Shared, options: Collection) {
             Ok(Some(swept)) => {
                 let metrics = &shared.metrics;
                 metrics.sweeps.inc();
-                let found = i64::try_from(swept.objects).unwrap_or(i64::MAX);
-                metrics
-                    .collectable
-                    .set(if options.dry_run { found } else { 0 });
+                let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+                let found = if options.dry_run { swept.objects } else { 0 };
+                metrics.collectable.set(number(found));
+                metrics.held.set(number(swept.held));
                 if !options.dry_run {
                     metrics.collected.inc_by(swept.objects);
                     metrics.collected_bytes.inc_by(swept.bytes);
                 }
-                let Swept { objects, bytes } = swept;
+                let Swept {
+                    objects,
+                    bytes,
+                    held,
+                    ..
+                } = swept;
                 let dry_run = options.dry_run;
                 tracing::info!(
                     objects,
                     bytes,
+                    held,
                     dry_run,
                     "removed objects without a reference"
                 );
@@ -127,7 +138,14 @@ async fn sweep(
     }
     keep_live_outputs(pool).await?;
     let mut swept = Swept::default();
+    let missing = MissingHistory::read(pool).await;
+    let missing = missing.map_err(RecorderError::database("read what history is missing"))?;
     for object in unreferenced(broker, pool, data.objects, grace).await? {
+        if missing.may_refer_to(object.stored_at) {
+            swept.held += 1;
+            swept.held_bytes += object.bytes;
+            continue;
+        }
         if dry || collect::remove(broker, Store::Data, &object).await? {
             tracing::debug!(
                 name = object.name,
@@ -167,11 +185,14 @@ async fn sweep(
             swept.objects += u64::from(removed);
         }
     }
-    let note = "UPDATE collection SET swept_at = now(), objects = $1, bytes = $2";
+    let note = "UPDATE collection SET swept_at = now(), objects = $1, bytes = $2, \
+                held = $3, held_bytes = $4";
     let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
     let noted = sqlx::query(note)
         .bind(number(swept.objects))
-        .bind(number(swept.bytes));
+        .bind(number(swept.bytes))
+        .bind(number(swept.held))
+        .bind(number(swept.held_bytes));
     let noted = noted.execute(pool).await;
     noted.map_err(RecorderError::database("note a sweep"))?;
     Ok(Some(swept))

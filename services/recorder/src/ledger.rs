@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::{RecorderError, Result};
 use crate::fold::{EndedRun, Known, Message, Tracked, fold};
+use crate::held;
 use crate::lost::{self, Mark, Marked};
 use crate::metrics::{Health, Metrics, Part};
 use crate::mirror::Mirror;
@@ -107,6 +108,19 @@ pub(crate) async fn follow(broker: Broker, shared: Shared) -> Result<()> {
                     backoff.wait(&shared.stop).await;
                     continue;
                 }
+            }
+        }
+        if let Some(begins) = resume.begins {
+            tracing::warn!(
+                checkpoint = at,
+                %begins,
+                "the ledger stream has dropped messages that were never recorded"
+            );
+            let noted = again(&shared, Part::Ledger, || {
+                held::history_begins(&shared.pool, begins)
+            });
+            if noted.await.is_none() {
+                return Ok(());
             }
         }
         shared.health.recorded(at);

@@ -8,7 +8,8 @@
 //! Invariants:
 //! - Each message is applied exactly once: the checkpoint moves in the transaction that writes its
 //!   rows, under a guard on its former value.
-//! - No row and no live execution refers to an object that `collect` removes from the broker.
+//! - No row and no live execution refers to an object that `collect` removes from the broker, and no
+//!   history that is missing may refer to it (`held`).
 //! - `restore` gives workers the states that the broker has lost.
 //! - PostgreSQL is a projection: no execution waits for it.
 //! - Only the recorder writes these tables, and no row of them changes an execution.
@@ -19,6 +20,7 @@
 mod collect;
 mod error;
 pub mod fold;
+mod held;
 mod known;
 #[cfg(feature = "lab-support")]
 pub mod lab_support;

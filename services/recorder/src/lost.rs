@@ -64,6 +64,9 @@ pub(crate) struct Resume {
     pub created: i128,
     /// True if messages were lost.
     pub lost: bool,
+    /// If the stream has dropped messages behind `from`: the time at which it stored its first message
+    /// now. What it stored later is there.
+    pub begins: Option<Timestamp>,
 }
 
 /// A comparison takes a few requests, each with a deadline of seconds.
@@ -86,10 +89,15 @@ async fn compare(broker: &Broker, mark: &Mark) -> Result<Resume, BrokerError> {
     let info = stream.cached_info();
     let created = info.created.unix_timestamp_nanos();
     let last = info.state.last_sequence;
-    let resume = |from, lost| Resume {
+    let first_at = match info.state.messages {
+        0 => broker.now(),
+        _ => timestamp(info.state.first_timestamp),
+    };
+    let resume = |from: Sequence, lost| Resume {
         from,
         created,
         lost,
+        begins: (info.state.first_sequence > from.saturating_add(1)).then_some(first_at),
     };
     if mark.created.is_some_and(|then| then != created) {
         // `fiec setup` lets a new stream begin behind the recorded messages.
@@ -120,6 +128,11 @@ async fn compare(broker: &Broker, mark: &Mark) -> Result<Resume, BrokerError> {
     let after = feed::first_since(broker, mark.of.stream(), since).await?;
     let left = after.map_or(last, |seq| seq.saturating_sub(1));
     Ok(resume(left.min(mark.seq), true))
+}
+
+fn timestamp(at: time::OffsetDateTime) -> Timestamp {
+    let micros = i64::try_from(at.unix_timestamp_nanos() / 1_000);
+    Timestamp::from_micros(micros.unwrap_or(i64::MAX))
 }
 
 /// A stream's checkpoint as PostgreSQL has it; none if there is no such row.

@@ -53,6 +53,8 @@ figures! {
         collected_bytes: Counter,
         /// What the last sweep of a dry run would have removed.
         collectable: Gauge,
+        /// Objects that the last sweep left because missing history may refer to them.
+        held: Gauge,
     }
 }
 

@@ -276,6 +276,16 @@ async fn lost_rows(pool: &PgPool, id: ExecutionId) -> sqlx::Result<Vec<LostRows>
     rows.iter().map(read).collect()
 }
 
+/// Number and bytes of the objects that the collection left in the broker at its last sweep because
+/// history that is missing may refer to them.
+///
+/// # Errors
+/// What PostgreSQL says.
+pub async fn held_objects(pool: &PgPool) -> sqlx::Result<(i64, i64)> {
+    let held = sqlx::query_as("SELECT held, held_bytes FROM collection");
+    held.fetch_one(pool).await
+}
+
 impl Compared {
     /// Checks a loss against the ledger as it was read after the history. A running execution may have
     /// appended between the two reads: then the broker has lost nothing.

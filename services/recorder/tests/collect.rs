@@ -18,13 +18,13 @@ use sqlx::PgPool;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-struct World {
+pub struct World {
     _servers: DevServers,
-    broker: Broker,
-    pool: PgPool,
+    pub broker: Broker,
+    pub pool: PgPool,
 }
 
-async fn world() -> World {
+pub async fn world() -> World {
     let servers = DevServers::start(Options::default(), &NoProgress).await;
     let servers = servers.unwrap();
     let broker = Broker::connect(ConnectOptions::new(servers.nats_url(), "test"));
@@ -42,14 +42,14 @@ async fn world() -> World {
 }
 
 /// An execution whose ledger a test writes.
-struct Written {
+pub struct Written {
     id: ExecutionId,
     tenant: Tenant,
     writer: LedgerWriter,
 }
 
 impl World {
-    fn recorder(
+    pub fn recorder(
         &self,
         dry_run: bool,
     ) -> (CancellationToken, JoinHandle<fiec_recorder::Result<()>>) {
@@ -67,19 +67,19 @@ impl World {
         (stop.clone(), tokio::spawn(recorder.run(stop)))
     }
 
-    async fn put(&self, text: &str) -> Digest {
+    pub async fn put(&self, text: &str) -> Digest {
         let digest = Digest::of(text.as_bytes());
         let put = store::put_data(&self.broker, digest, text.as_bytes());
         put.await.unwrap();
         digest
     }
 
-    async fn has(&self, digest: Digest) -> bool {
+    pub async fn has(&self, digest: Digest) -> bool {
         let size = store::data_size(&self.broker, digest).await.unwrap();
         size.is_some()
     }
 
-    async fn submit(&self, line: &str) -> Written {
+    pub async fn submit(&self, line: &str) -> Written {
         let id = ExecutionId(uuid::Uuid::now_v7());
         let tenant = Tenant::new("lab").unwrap();
         let submission = Arc::new(Submission::parse(line.as_bytes()).unwrap());
@@ -98,7 +98,7 @@ impl World {
         written
     }
 
-    async fn append(&self, of: &mut Written, events: Vec<Event>) {
+    pub async fn append(&self, of: &mut Written, events: Vec<Event>) {
         self.append_with(of, events, Bytes::new()).await;
     }
 
@@ -118,7 +118,7 @@ impl World {
     }
 
     /// A boundary with an output.
-    async fn commit(&self, of: &mut Written, output: Digest) {
+    pub async fn commit(&self, of: &mut Written, output: Digest) {
         let now = Timestamp::now();
         let started = Event::Started {
             epoch: 1,
@@ -209,7 +209,7 @@ impl World {
     }
 
     /// Waits until a sweep began and ended after this moment, and gives what it found.
-    async fn swept(&self) -> i64 {
+    pub async fn swept(&self) -> i64 {
         let mut ends = Vec::new();
         for _ in 0..1_200 {
             let row: (Option<f64>, i64) = sqlx::query_as(

@@ -9,6 +9,7 @@ mod changes;
 mod collect;
 mod database;
 mod fold;
+mod held;
 mod live;
 mod queue;
 mod restore;
