@@ -3,5 +3,6 @@ SELECT c.stream, c.seq AS recorded_up_to, c.updated_at, now() - c.updated_at AS 
        CASE c.stream
            WHEN 'FIEC_LEDGER' THEN (SELECT coalesce(sum(last_missing - first_missing + 1), 0) FROM ledger_gaps)
            ELSE (SELECT coalesce(sum(last_missing - first_missing + 1), 0) FROM record_gaps)
-       END AS messages_missing
+       END AS messages_missing,
+       CASE c.stream WHEN 'FIEC_LEDGER' THEN (SELECT count(*) FROM unread_messages) END AS messages_unread
 FROM recorder_checkpoint c;

@@ -263,6 +263,14 @@ async fn unreferenced(
             old.remove(digest);
         }
     }
+    let mut unread =
+        sqlx::query_scalar::<_, String>("SELECT header FROM unread_messages").fetch(pool);
+    while let Some(header) = unread.next().await {
+        let header = header.map_err(RecorderError::database("read unread messages"))?;
+        for digest in digests_in(&header) {
+            old.remove(digest);
+        }
+    }
     let queries = [
         "SELECT encode(submission, 'hex') FROM executions WHERE finished_at IS NULL",
         "SELECT m[1] FROM executions, regexp_matches(spec::text, '[0-9a-f]{64}', 'g') m \
@@ -339,7 +347,8 @@ fn digests_in(text: &str) -> impl Iterator<Item = &str> {
         .filter(|part| part.len() == 64)
 }
 
-/// The executions of these that are live, or have ended within the grace.
+/// The executions of these that are live, or have ended within the grace, or may be live by a message
+/// that was not read.
 async fn needed(
     pool: &PgPool,
     of: HashSet<ExecutionId>,
@@ -350,7 +359,8 @@ async fn needed(
     for some in ids.chunks(BATCH) {
         let live: Vec<Uuid> = sqlx::query_scalar(
             "SELECT id FROM executions WHERE id = ANY($1) AND (finished_at IS NULL \
-             OR finished_at > now() - $2 * interval '1 second')",
+             OR finished_at > now() - $2 * interval '1 second') \
+             UNION SELECT execution FROM unread_messages WHERE execution = ANY($1)",
         )
         .bind(some)
         .bind(grace.as_secs_f64())

@@ -138,6 +138,15 @@ fn fold_message(
     execution.state = Some(state);
 }
 
+/// An execution as it is before a message, as far as the message itself says so.
+pub(crate) fn before(message: &LedgerMessage) -> Tracked {
+    Tracked {
+        ordinal: message.state.ordinal.saturating_sub(1),
+        epoch: epoch_before(&message.state, &message.events),
+        ..Tracked::default()
+    }
+}
+
 /// True if the holder binds the execution anew in the message in which it yields.
 fn is_handover(events: &[Event]) -> bool {
     let yields = |e: &Event| matches!(e, Event::Yielded { .. });

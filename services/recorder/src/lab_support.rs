@@ -24,7 +24,7 @@ use crate::records::{nodes, proofs, tables};
 pub use crate::table::Column;
 use crate::table::Table;
 use crate::write::{Prepared, ensure_day};
-use crate::{parts, results, rows, telemetry};
+use crate::{parts, results, rows, telemetry, unread};
 
 /// Rows and how long they took.
 #[derive(Debug, Clone, Copy)]
@@ -211,13 +211,7 @@ async fn project_until(
     items: Vec<FeedItem>,
     careful_until: Sequence,
 ) -> Result<Measured> {
-    let shared = Shared {
-        pool: pool.clone(),
-        metrics: Metrics::default(),
-        health: Health::default(),
-        mirror: Mirror::default(),
-        stop: CancellationToken::new(),
-    };
+    let shared = shared(pool);
     let mark = marked(&shared, Part::Ledger, Marked::Ledger).await?;
     let from = mark.map_or(0, |mark| mark.seq);
     let messages = items.len();
@@ -245,8 +239,8 @@ async fn project_until(
 /// # Errors
 /// What PostgreSQL says.
 pub async fn plain_copy(pool: &PgPool, items: &[FeedItem]) -> Result<Measured> {
-    let (messages, _) = decode(items)?;
-    let prepared = Prepared::new(fold(messages, &mut Known::default()));
+    let decoded = decode(items.to_vec())?;
+    let prepared = Prepared::new(fold(decoded.messages, &mut Known::default()));
     let rows = prepared.copied();
     let failed = RecorderError::database;
     let mut connection = pool.acquire().await.map_err(failed("connect"))?;
@@ -271,6 +265,25 @@ pub async fn plain_copy(pool: &PgPool, items: &[FeedItem]) -> Result<Measured> {
     })
 }
 
+/// Records the kept messages that can be read now, as a recorder does when it starts.
+///
+/// # Errors
+/// What PostgreSQL says.
+pub async fn read_again(pool: &PgPool) -> Result<()> {
+    let read = unread::read_again(&shared(pool)).await;
+    read.map_err(RecorderError::database("read kept messages again"))
+}
+
+fn shared(pool: &PgPool) -> Shared {
+    Shared {
+        pool: pool.clone(),
+        metrics: Metrics::default(),
+        health: Health::default(),
+        mirror: Mirror::default(),
+        stop: CancellationToken::new(),
+    }
+}
+
 /// Empties the history and sets the checkpoints to 0. Only for databases made for a bench or a
 /// test.
 ///
@@ -280,7 +293,7 @@ pub async fn clear(pool: &PgPool) -> Result<()> {
     for statement in [
         "TRUNCATE batches, executions, placements, rebindings, boundaries, decisions, \
          execution_events, execution_changes, boundary_state, hardware_vectors, nodes, \
-         node_events, rejections, ledger_gaps, record_gaps",
+         node_events, rejections, ledger_gaps, record_gaps, unread_messages",
         "UPDATE recorder_checkpoint SET seq = 0",
         // Otherwise the next measurement pays for the one before.
         "CHECKPOINT",
@@ -326,6 +339,7 @@ pub fn declarations() -> Vec<Declared> {
         Declared::of::<rows::EventRow>(),
         Declared::of::<rows::ChangeRow>(),
         Declared::of::<rows::MissingRow>(),
+        Declared::of::<unread::UnreadRow>(),
         Declared::of::<parts::SplitRow>(),
         Declared::of::<results::ResultRow>(),
         Declared::of::<tables::RejectionRow>(),

@@ -8,7 +8,7 @@ use fiec_schemas::event::MessageError;
 use fiec_schemas::{ExecutionId, LedgerMessage, Sequence};
 use futures_util::{Stream, StreamExt};
 use sqlx::postgres::PgRow;
-use sqlx::{PgPool, Row};
+use sqlx::{PgExecutor, PgPool, Row};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -21,6 +21,7 @@ use crate::mirror::Mirror;
 use crate::read;
 use crate::table::argument;
 use crate::time::PgTime;
+use crate::unread::{self, UnreadRow};
 use crate::write::{Prepared, Writer, Written};
 
 /// Most messages of a batch. Half as many cost a third of the throughput on two busy cores.
@@ -69,6 +70,10 @@ pub(crate) enum Ended {
 pub(crate) async fn follow(broker: Broker, shared: Shared) -> Result<()> {
     let mut careful_until = 0;
     let mut backoff = Backoff::default();
+    let read = again(&shared, Part::Ledger, || unread::read_again(&shared));
+    if read.await.is_none() {
+        return Ok(());
+    }
     while !shared.stop.is_cancelled() {
         let Some(mark) = marked(&shared, Part::Ledger, Marked::Ledger).await? else {
             return Ok(());
@@ -254,7 +259,13 @@ async fn read(
     while let Some(items) = from.recv().await {
         let last_seq = items.last().map_or(0, |item| item.seq);
         let last = items.last().map(|item| (item.digest(), item.stored_at));
-        let (messages, unreadable) = tokio::task::spawn_blocking(move || decode(&items)).await??;
+        let decoded = tokio::task::spawn_blocking(move || decode(items)).await??;
+        let Decoded {
+            messages,
+            unread,
+            foreign,
+        } = decoded;
+        let unreadable = foreign.saturating_add(unread.len() as u64);
         shared.metrics.unreadable.inc_by(unreadable);
         if known.len() > KNOWN_LIMIT {
             known.forget_up_to(shared.health.checkpoint());
@@ -275,6 +286,7 @@ async fn read(
             // Also past what could not be read at the batch's end.
             rows.last_seq = last_seq;
             rows.last = last;
+            rows.unread = unread;
             if careful {
                 // COPY refuses a placement that is there, each time.
                 rows.placements.values_mut().for_each(|p| p.is_new = false);
@@ -294,17 +306,30 @@ async fn read(
     Ok(Ended::Feed)
 }
 
-/// Reads the headers; those that cannot be read are counted and passed over.
+/// The messages of a batch.
+#[derive(Debug, Default)]
+pub(crate) struct Decoded {
+    /// Those that can be read.
+    pub messages: Vec<Message>,
+    /// Those that are kept until they can be read.
+    pub unread: Vec<UnreadRow>,
+    /// Number of those that name another execution than their subject. They are passed over.
+    pub foreign: u64,
+}
+
+/// Reads the headers.
 ///
 /// # Errors
 /// A message of a newer version: passing it over would lose history silently.
-pub(crate) fn decode(items: &[feed::FeedItem]) -> Result<(Vec<Message>, u64)> {
-    let mut messages = Vec::with_capacity(items.len());
-    let mut unreadable = 0;
+pub(crate) fn decode(items: Vec<feed::FeedItem>) -> Result<Decoded> {
+    let mut decoded = Decoded {
+        messages: Vec::with_capacity(items.len()),
+        ..Decoded::default()
+    };
     for item in items {
         match LedgerMessage::decode(&item.header, item.seq) {
             Ok(message) if message.state.execution == item.execution => {
-                messages.push(Message {
+                decoded.messages.push(Message {
                     seq: item.seq,
                     stored_at: item.stored_at,
                     digest: item.digest(),
@@ -314,7 +339,7 @@ pub(crate) fn decode(items: &[feed::FeedItem]) -> Result<(Vec<Message>, u64)> {
             Ok(message) => {
                 tracing::error!(seq = item.seq, execution = %item.execution,
                     says = %message.state.execution, "ledger message names another execution");
-                unreadable += 1;
+                decoded.foreign += 1;
             }
             Err(source @ MessageError::Version(_)) => {
                 return Err(RecorderError::Version {
@@ -324,12 +349,20 @@ pub(crate) fn decode(items: &[feed::FeedItem]) -> Result<(Vec<Message>, u64)> {
             }
             Err(error) => {
                 tracing::error!(seq = item.seq, execution = %item.execution, %error,
-                    "unreadable ledger message passed over");
-                unreadable += 1;
+                    "a ledger message is kept unread");
+                decoded.unread.push(UnreadRow {
+                    seq: item.seq,
+                    digest: item.digest(),
+                    tenant: item.tenant,
+                    execution: item.execution,
+                    stored_at: item.stored_at,
+                    reason: error.to_string(),
+                    header: item.header,
+                });
             }
         }
     }
-    Ok((messages, unreadable))
+    Ok(decoded)
 }
 
 async fn write(
@@ -360,6 +393,9 @@ async fn write(
         }
         expected = batch.rows.last_seq;
         account(&batch, began, shared);
+        if !batch.rows.unread.is_empty() {
+            unread::count(shared).await;
+        }
     }
     Ok(Ended::Feed)
 }
@@ -383,7 +419,14 @@ fn account(batch: &Prepared, began: Instant, shared: &Shared) {
     shared.mirror.changed(&rows.states, &rows.finished);
 }
 
-async fn look_up(pool: &PgPool, ids: &[ExecutionId]) -> sqlx::Result<Vec<(ExecutionId, Tracked)>> {
+/// What the tables have of executions that the fold of their next messages needs.
+///
+/// # Errors
+/// What PostgreSQL says.
+pub(crate) async fn look_up(
+    tables: impl PgExecutor<'_>,
+    ids: &[ExecutionId],
+) -> sqlx::Result<Vec<(ExecutionId, Tracked)>> {
     let rows = sqlx::query(
         "SELECT id, ordinal, seq, digest, recorded_at, epoch, node, \
          phase IN ('bound', 'started') AS open, yielded_at, computed_until, \
@@ -391,7 +434,7 @@ async fn look_up(pool: &PgPool, ids: &[ExecutionId]) -> sqlx::Result<Vec<(Execut
          FROM executions WHERE id = ANY($1)",
     )
     .bind(argument(&ids.to_vec()))
-    .fetch_all(pool)
+    .fetch_all(tables)
     .await?;
     let tracked = |row: &PgRow| {
         let node: Option<String> = row.try_get("node")?;

@@ -10,6 +10,8 @@
 //!   rows, under a guard on its former value.
 //! - No row and no live execution refers to an object that `collect` removes from the broker, and no
 //!   history that is missing may refer to it (`held`).
+//! - A ledger message that this version cannot read is kept until a version that can records it
+//!   (`unread`).
 //! - `restore` gives workers the states that the broker has lost.
 //! - PostgreSQL is a projection: no execution waits for it.
 //! - Only the recorder writes these tables, and no row of them changes an execution.
@@ -46,6 +48,7 @@ mod table;
 mod telemetry;
 mod time;
 mod unnamed_chunks;
+mod unread;
 mod write;
 
 pub use collect::Collection;

@@ -13,6 +13,7 @@ use sqlx::{PgConnection, PgPool, Row};
 use crate::read;
 use crate::rows::Rewind;
 use crate::table::argument;
+use crate::unread;
 
 /// A stream with a checkpoint by which it is known again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -193,8 +194,10 @@ pub(crate) async fn go_back(pool: &PgPool, mark: &Mark, to: &Resume) -> sqlx::Re
     if done.rows_affected() != 1 {
         return Ok(false);
     }
-    if mark.of == Marked::Records {
-        renumber(&mut tx, to.from).await?;
+    match mark.of {
+        Marked::Records => renumber(&mut tx, to.from).await?,
+        Marked::Ledger if to.lost => unread::lose(&mut tx, to.from).await?,
+        Marked::Ledger => {}
     }
     tx.commit().await?;
     Ok(true)

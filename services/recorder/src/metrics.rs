@@ -23,6 +23,8 @@ figures! {
         gaps: Counter,
         /// Messages that could not be read.
         unreadable: Counter,
+        /// Ledger messages that are kept because this version cannot read them.
+        unread: Gauge,
         /// Times that the ledger stream had lost messages that are recorded.
         losses: Counter,
         /// Statements that failed and were tried again.

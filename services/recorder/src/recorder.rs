@@ -24,7 +24,7 @@ use crate::metrics::{Health, Metrics, Part};
 use crate::mirror::{self, Mirror};
 use crate::rows::day_of;
 use crate::standstill::Standstill;
-use crate::{recorded, records, restore, telemetry, unnamed_chunks};
+use crate::{recorded, records, restore, telemetry, unnamed_chunks, unread};
 
 /// How a recorder works.
 #[derive(Debug, Clone)]
@@ -300,6 +300,7 @@ async fn housekeeping(shared: Shared, retention_days: u32) -> Result<()> {
         let wait = match done {
             Ok((made, dropped)) => {
                 shared.health.well(Part::Housekeeping);
+                unread::count(&shared).await;
                 if made + dropped > 0 {
                     tracing::info!(made, dropped, "partitions");
                 }

@@ -176,27 +176,61 @@ async fn transaction(
         tx.rollback().await?;
         return Ok(Written::Behind);
     }
-    for rewind in &rows.rewinds {
-        crate::lost::rewind(&mut tx, rewind).await?;
-    }
-    batch.copy_to(&mut tx).await?;
-    let changed = rows.executions.iter().filter(|row| !row.is_new);
-    write_all(&mut tx, changed).await?;
-    let changed = rows.placements.values().filter(|row| !row.is_new);
-    write_all(&mut tx, changed).await?;
-    write_all(&mut tx, rows.rebindings.values()).await?;
-    close_gaps(&mut tx, rows).await?;
-    for step in &rows.steps_back {
-        step_back(&mut tx, step).await?;
-    }
-    crate::parts::write(&mut tx, &rows.drops, &rows.splits, &rows.merges).await?;
-    write_all(&mut tx, &rows.changes).await?;
-    write_all(&mut tx, &rows.results).await?;
-    write_all(&mut tx, rows.batches.values()).await?;
-    write_all(&mut tx, &rows.missing).await?;
-    delete_states(&mut tx, rows).await?;
+    write_rows(&mut tx, batch).await?;
     tx.commit().await?;
     Ok(Written::Done)
+}
+
+/// Writes all rows, in a transaction of the caller's.
+pub(crate) async fn write_rows(tx: &mut PgConnection, batch: &Prepared) -> sqlx::Result<()> {
+    let rows = &batch.rows;
+    for rewind in &rows.rewinds {
+        crate::lost::rewind(&mut *tx, rewind).await?;
+    }
+    batch.copy_to(&mut *tx).await?;
+    let changed = rows.executions.iter().filter(|row| !row.is_new);
+    write_all(&mut *tx, changed).await?;
+    let changed = rows.placements.values().filter(|row| !row.is_new);
+    write_all(&mut *tx, changed).await?;
+    write_all(&mut *tx, rows.rebindings.values()).await?;
+    close_gaps(&mut *tx, rows).await?;
+    for step in &rows.steps_back {
+        withdraw(&mut *tx, step).await?;
+        forget_states(&mut *tx, step).await?;
+    }
+    crate::parts::write(&mut *tx, &rows.drops, &rows.splits, &rows.merges).await?;
+    write_all(&mut *tx, &rows.changes).await?;
+    write_all(&mut *tx, &rows.results).await?;
+    write_all(&mut *tx, rows.batches.values()).await?;
+    write_all(&mut *tx, &rows.missing).await?;
+    write_all(&mut *tx, &rows.unread).await?;
+    delete_states(&mut *tx, rows).await
+}
+
+/// Writes the rows of the events of a message behind which others are recorded, in a transaction of the
+/// caller's. Of the execution's own row and of its last state, those others have the last word.
+pub(crate) async fn write_late(tx: &mut PgConnection, batch: &Prepared) -> sqlx::Result<()> {
+    let rows = &batch.rows;
+    batch.copy_to(&mut *tx).await?;
+    write_all(&mut *tx, rows.placements.values()).await?;
+    write_all(&mut *tx, rows.rebindings.values()).await?;
+    close_gaps(&mut *tx, rows).await?;
+    for step in &rows.steps_back {
+        withdraw(&mut *tx, step).await?;
+    }
+    crate::parts::write(&mut *tx, &[], &rows.splits, &rows.merges).await?;
+    write_all(&mut *tx, &rows.changes).await?;
+    write_all(&mut *tx, rows.batches.values()).await?;
+    for row in rows.placements.values() {
+        sqlx::query(
+            "UPDATE executions SET first_started_at = least(first_started_at, $2) WHERE id = $1",
+        )
+        .bind(argument(&row.execution))
+        .bind(argument(&row.started_at))
+        .execute(&mut *tx)
+        .await?;
+    }
+    Ok(())
 }
 
 /// The gaps of rebindings that earlier batches have written.
@@ -221,7 +255,7 @@ async fn close_gaps(tx: &mut PgConnection, rows: &Rows) -> sqlx::Result<()> {
 }
 
 /// The boundaries beyond a step back stay in the history, marked as withdrawn.
-async fn step_back(tx: &mut PgConnection, step: &StepBack) -> sqlx::Result<()> {
+async fn withdraw(tx: &mut PgConnection, step: &StepBack) -> sqlx::Result<()> {
     sqlx::query(
         "UPDATE boundaries SET withdrawn_at = $4 WHERE execution = $1 AND index > $2 \
          AND ordinal < $3 AND withdrawn_at IS NULL",
@@ -230,12 +264,17 @@ async fn step_back(tx: &mut PgConnection, step: &StepBack) -> sqlx::Result<()> {
     .bind(argument(&step.to))
     .bind(argument(&step.ordinal))
     .bind(argument(&step.at))
-    .execute(&mut *tx)
+    .execute(tx)
     .await?;
+    Ok(())
+}
+
+/// Deletes the states beyond a step back.
+async fn forget_states(tx: &mut PgConnection, step: &StepBack) -> sqlx::Result<()> {
     sqlx::query("DELETE FROM boundary_state WHERE execution = $1 AND index > $2")
         .bind(argument(&step.execution))
         .bind(argument(&step.to))
-        .execute(&mut *tx)
+        .execute(tx)
         .await?;
     Ok(())
 }

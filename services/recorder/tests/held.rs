@@ -84,6 +84,31 @@ async fn an_output_of_a_ledger_that_aged_out_before_it_was_recorded_stays() {
 }
 
 #[tokio::test]
+async fn an_output_that_only_an_unread_message_names_stays() {
+    let world = world().await;
+    let output = world.put("an output of a newer version").await;
+    let row = "INSERT INTO unread_messages VALUES \
+               (9, '', 'lab', gen_random_uuid(), now(), $1, 'of a newer version')";
+    let row = sqlx::query(row).bind(format!(r#"{{"outputs":["{output}"]}}"#));
+    row.execute(&world.pool).await.unwrap();
+    let (stop, recorder) = world.recorder(false);
+    let unused = world.put("what nothing refers to").await;
+    while world.has(unused).await {
+        world.swept().await;
+    }
+    assert!(
+        world.has(output).await,
+        "an output of an unread message went"
+    );
+    execute(&world, "DELETE FROM unread_messages").await;
+    while world.has(output).await {
+        world.swept().await;
+    }
+    stop.cancel();
+    recorder.await.unwrap().unwrap();
+}
+
+#[tokio::test]
 async fn an_output_that_a_missing_message_of_a_ledger_may_name_stays() {
     let world = world().await;
     execute(&world, "UPDATE collection SET history_since = '-infinity'").await;

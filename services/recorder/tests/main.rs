@@ -16,5 +16,6 @@ mod restore;
 mod schema;
 mod spread;
 mod substrates;
+mod unread;
 mod views;
 mod waiting;

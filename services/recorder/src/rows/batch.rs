@@ -13,6 +13,7 @@ use super::{
 };
 use crate::parts::{DroppedParts, MergedPart, SplitRow};
 use crate::results::ResultRow;
+use crate::unread::UnreadRow;
 
 /// The rows of a batch, and the changes of rows that are there.
 #[derive(Debug, Default, Clone)]
@@ -43,6 +44,8 @@ pub struct Rows {
     pub rewinds: Vec<Rewind>,
     /// Messages that were never seen.
     pub missing: Vec<MissingRow>,
+    /// Messages that this version cannot read.
+    pub unread: Vec<UnreadRow>,
     /// Executions that went back to an earlier boundary.
     pub steps_back: Vec<StepBack>,
     /// Holders that began anew, with fewer parts.

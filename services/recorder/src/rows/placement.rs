@@ -33,6 +33,24 @@ const COMPUTED_UNTIL: &str = "coalesce(placements.computed_until, \
     coalesce(excluded.computing_since, placements.computing_since) \
     THEN excluded.computed_until END)";
 
+/// A column of the end of a placement. After a gap the end is only known to be there (`unseen`). The
+/// missing message says it exactly, if it is read late.
+macro_rules! end {
+    ($column:literal) => {
+        concat!(
+            "CASE WHEN placements.end_reason = 'unseen' THEN coalesce(excluded.",
+            $column,
+            ", placements.",
+            $column,
+            ") ELSE coalesce(placements.",
+            $column,
+            ", excluded.",
+            $column,
+            ") END"
+        )
+    };
+}
+
 table! {
     /// A row of `placements`.
     struct PlacementRow in "placements" {
@@ -57,9 +75,9 @@ table! {
         /// When its last capsule ended.
         computed_until: Option<Timestamp> = By(COMPUTED_UNTIL),
         /// When it ended.
-        ended_at: Option<Timestamp>,
+        ended_at: Option<Timestamp> = By(end!("ended_at")),
         /// Why it ended.
-        end_reason: Option<&'static str>,
+        end_reason: Option<&'static str> = By(end!("end_reason")),
         /// Microseconds between the capsules before and after.
         gap_us: Option<i64>,
         /// Microjoules of the host that this batch adds, if any were measured. A batch is written
