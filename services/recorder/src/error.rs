@@ -23,9 +23,9 @@ pub enum RecorderError {
     /// Another version of this program has made the tables.
     #[error(
         "PostgreSQL: another version of fiec has made the tables of this database ({0}), and nothing \
-         was changed: use that version, or create an empty database, name it in --database \
-         (`fiec up`: another --data-dir), and run `fiec setup`; the recorder fills it with all that \
-         the ledger stream still has"
+         was changed: use that version, or a newer one. Do not empty the database: it has history that \
+         no stream has any more (migrations/README.md, Upgrade). To try this version, name a new database \
+         in --database (`fiec up`: another --data-dir), and run `fiec setup`"
     )]
     OtherVersion(sqlx::migrate::MigrateError),
     /// The views could not be brought up to date.
@@ -41,8 +41,8 @@ pub enum RecorderError {
     Broker(#[from] BrokerError),
     /// The tables are not there.
     #[error(
-        "the database has no checkpoint for {stream}: its tables are missing or damaged; run \
-         `fiec setup` against an empty database"
+        "the database has no checkpoint for {stream}, or lacks a table: its tables are missing, damaged, \
+         or of an earlier version; run `fiec setup`"
     )]
     NoCheckpoint {
         /// Which stream.

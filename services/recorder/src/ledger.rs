@@ -70,9 +70,21 @@ pub(crate) enum Ended {
 pub(crate) async fn follow(broker: Broker, shared: Shared) -> Result<()> {
     let mut careful_until = 0;
     let mut backoff = Backoff::default();
-    let read = again(&shared, Part::Ledger, || unread::read_again(&shared));
-    if read.await.is_none() {
-        return Ok(());
+    let read = again(&shared, Part::Ledger, || async {
+        match unread::read_again(&shared).await {
+            // No such table: no back-off helps.
+            Err(error) if undefined_table(&error) => Ok(false),
+            read => read.map(|()| true),
+        }
+    });
+    match read.await {
+        None => return Ok(()),
+        Some(true) => {}
+        Some(false) => {
+            return Err(RecorderError::NoCheckpoint {
+                stream: Marked::Ledger.stream(),
+            });
+        }
     }
     while !shared.stop.is_cancelled() {
         let Some(mark) = marked(&shared, Part::Ledger, Marked::Ledger).await? else {

@@ -17,5 +17,6 @@ mod schema;
 mod spread;
 mod substrates;
 mod unread;
+mod upgrade;
 mod views;
 mod waiting;

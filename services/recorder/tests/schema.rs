@@ -72,7 +72,7 @@ async fn tables_of_another_version_are_refused_and_left_as_they_are() {
         let refused = fiec_recorder::migrate(&db.pool).await.unwrap_err();
         let refused = refused.to_string();
         assert!(refused.contains("another version of fiec"), "{refused}");
-        assert!(refused.contains("create an empty database"), "{refused}");
+        assert!(refused.contains("Do not empty the database"), "{refused}");
         is(&db.pool, &before).await;
         let digests = "SELECT count(*) FROM applied_views WHERE digest = ''";
         assert_eq!(number(&db.pool, digests).await, 1, "no view was applied");
