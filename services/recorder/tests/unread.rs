@@ -3,6 +3,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use fiec_broker::feed::FeedItem;
+use fiec_broker::topology::{Profile, apply};
 use fiec_recorder::lab_support::{LedgerWriter, project, read_again};
 use fiec_schemas::{
     BoundaryEvent, Cause, Digest, Event, ExecutionId, InstanceId, Output, Submission, Tenant,
@@ -200,6 +201,28 @@ async fn a_message_that_is_read_late_has_the_rows_that_it_would_have_had() {
         let found = history(&db.pool).await;
         assert_eq!(found, expected, "{unread:?}");
     }
+}
+
+#[tokio::test]
+async fn a_kept_message_that_the_broker_has_lost_is_a_lost_row_and_is_not_recorded() {
+    let (_servers, broker, pool) = servers().await;
+    let items = ledger();
+    let (stop, recorder) = start(&broker, &pool);
+    publish(&broker, &items[0], Bytes::new()).await;
+    publish(&broker, &of_a_newer_version(&items[1]), Bytes::new()).await;
+    until(&pool, RECORDED, 2).await;
+    stop.cancel();
+    recorder.await.unwrap().unwrap();
+    let stream = fiec_schemas::subjects::LEDGER_STREAM;
+    broker.js.delete_stream(stream).await.unwrap();
+    apply(&broker, &Profile::default()).await.unwrap();
+    let (stop, recorder) = start(&broker, &pool);
+    until(&pool, KEPT, 0).await;
+    let lost = "SELECT count(*) FROM lost_rows WHERE table_name = 'unread_messages' \
+                AND row ->> 'header' LIKE '%new_%'";
+    assert_eq!(number(&pool, lost).await, 1);
+    stop.cancel();
+    recorder.await.unwrap().unwrap();
 }
 
 #[tokio::test]
