@@ -1,10 +1,18 @@
 //! The number of copies of each stream and bucket in a cluster of servers.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
+use async_nats::jetstream::ErrorCode;
+use async_nats::jetstream::context::GetStreamErrorKind;
+use async_nats::jetstream::stream::Config;
 use futures_util::TryStreamExt;
 
 use crate::{Broker, BrokerError};
+
+/// How long a stream may be without a leader.
+const ELECTED_WITHIN: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// The copies of FIEC's streams, by name. A bucket is a stream too: `KV_…` or `OBJ_…`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -16,22 +24,50 @@ fn is_ours(stream: &str) -> bool {
     name.starts_with("FIEC_")
 }
 
+/// The configuration of a stream; none if there is no such stream. One without a leader is awaited.
+pub(crate) async fn configuration(
+    broker: &Broker,
+    stream: &str,
+) -> Result<Option<Config>, BrokerError> {
+    let began = Instant::now();
+    loop {
+        let error = match broker.js.get_stream(stream).await {
+            Ok(found) => return Ok(Some(found.cached_info().config.clone())),
+            Err(error) => error,
+        };
+        match error.kind() {
+            GetStreamErrorKind::JetStream(why)
+                if why.error_code() == ErrorCode::STREAM_NOT_FOUND =>
+            {
+                return Ok(None);
+            }
+            _ if began.elapsed() < ELECTED_WITHIN => tokio::time::sleep(PAUSE).await,
+            _ => {
+                let what = format!("look at stream {stream}");
+                return Err(BrokerError::operation(what)(error));
+            }
+        }
+    }
+}
+
 impl Copies {
-    /// Reads the configuration of all streams.
+    /// Reads the configuration of all streams. A stream without a leader is awaited: a list of all
+    /// configurations would leave it out.
     ///
     /// # Errors
-    /// When the broker does not answer.
+    /// When the broker does not answer, or a stream has no leader for long.
     pub async fn read(broker: &Broker) -> Result<Self, BrokerError> {
-        let streams = broker.js.streams().try_collect();
-        let streams: Vec<_> = streams
+        let names = broker.js.stream_names().try_collect();
+        let names: Vec<String> = names
             .await
             .map_err(BrokerError::operation("list the streams"))?;
-        let configs = streams.into_iter().map(|info| info.config);
-        let ours = configs.filter(|config| is_ours(&config.name));
-        Ok(Self(
-            ours.map(|config| (config.name, config.num_replicas))
-                .collect(),
-        ))
+        let mut copies = BTreeMap::new();
+        for name in names.into_iter().filter(|name| is_ours(name)) {
+            if let Some(config) = configuration(broker, &name).await? {
+                copies.insert(name, config.num_replicas);
+            }
+        }
+        Ok(Self(copies))
     }
 
     /// The copies that a stream should have: as `asked`, else as it has. A new stream gets as many

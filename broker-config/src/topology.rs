@@ -9,7 +9,7 @@ use async_nats::jetstream::{kv, object_store, stream};
 use fiec_schemas::subjects;
 use futures_util::TryStreamExt;
 
-use crate::copies::Copies;
+use crate::copies::{self, Copies};
 use crate::nodes::MARKS_KEPT;
 use crate::{Broker, BrokerError, capsules};
 
@@ -199,7 +199,7 @@ pub async fn apply(broker: &Broker, profile: &Profile) -> Result<(), BrokerError
     ] {
         let stream = format!("OBJ_{bucket}");
         let num_replicas = wanted(&stream);
-        if broker.js.get_object_store(bucket).await.is_err() {
+        if copies::configuration(broker, &stream).await?.is_none() {
             broker
                 .js
                 .create_object_store(object_store::Config {
@@ -228,7 +228,7 @@ pub async fn apply(broker: &Broker, profile: &Profile) -> Result<(), BrokerError
 async fn apply_stream(broker: &Broker, config: stream::Config) -> Result<(), BrokerError> {
     let name = config.name.clone();
     // The first sequence is set at creation and cannot be changed.
-    if broker.js.get_stream(&name).await.is_ok() {
+    if copies::configuration(broker, &name).await?.is_some() {
         let config = stream::Config {
             first_sequence: None,
             ..config
@@ -252,16 +252,18 @@ async fn keep_for_ever(
     num_replicas: usize,
 ) -> Result<(), BrokerError> {
     let what = format!("update stream {name}");
-    let stream = broker.js.get_stream(name).await;
-    let stream = stream.map_err(BrokerError::operation(what.clone()))?;
-    let config = &stream.cached_info().config;
+    let found = copies::configuration(broker, name).await?;
+    let config = found.ok_or_else(|| BrokerError::Missing {
+        what: format!("stream {name}"),
+        hint: String::new(),
+    })?;
     if config.max_age.is_zero() && config.num_replicas == num_replicas {
         return Ok(());
     }
     let config = stream::Config {
         max_age: Duration::ZERO,
         num_replicas,
-        ..config.clone()
+        ..config
     };
     let updated = broker.js.update_stream(&config).await;
     updated.map(drop).map_err(BrokerError::operation(what))

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_nats::jetstream::stream;
 use fiec_broker::topology::{self, Profile};
@@ -14,9 +14,21 @@ use futures_util::TryStreamExt;
 
 /// Copies of each stream, buckets included.
 async fn copies(broker: &Broker) -> BTreeMap<String, usize> {
-    let infos: Vec<_> = broker.js.streams().try_collect().await.unwrap();
-    let configs = infos.into_iter().map(|info| info.config);
-    configs.map(|c| (c.name, c.num_replicas)).collect()
+    let names: Vec<String> = broker.js.stream_names().try_collect().await.unwrap();
+    let mut copies = BTreeMap::new();
+    for name in names {
+        // A stream whose copies have just changed elects a leader.
+        let began = Instant::now();
+        let found = loop {
+            match broker.js.get_stream(&name).await {
+                Ok(found) => break found,
+                Err(error) => assert!(began.elapsed() < Duration::from_secs(30), "{name}: {error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        };
+        copies.insert(name, found.cached_info().config.num_replicas);
+    }
+    copies
 }
 
 async fn reduce(broker: &Broker, stream: &str, num_replicas: usize) {

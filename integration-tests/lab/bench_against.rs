@@ -1,8 +1,9 @@
 //! `fiec bench NAME --against BINARY` with scripts in place of builds: what each figure's verdict
 //! is, in which order the builds run, how often, and with which arguments.
 
-use std::os::unix::fs::PermissionsExt as _;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use fiec_lab::bench::against::{Plan, Verdict, compare};
 
@@ -14,9 +15,23 @@ fn build(folder: &Path, name: &str, lines: &str) -> PathBuf {
         "#!/bin/sh\necho \"{name} $*\" >> '{}'\ncat <<'END'\n{lines}\nEND\n",
         log.display()
     );
-    std::fs::write(&path, text).unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    script(&path, &text);
     path
+}
+
+/// Writes a script by a process of its own: a child that another test forks at this moment would
+/// keep a file open that is written here, and the script could not be started.
+fn script(path: &Path, text: &str) {
+    let mut writer = Command::new("sh")
+        .args(["-c", "cat > \"$1\" && chmod 755 \"$1\"", "sh"])
+        .arg(path)
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = writer.stdin.take().unwrap();
+    input.write_all(text.as_bytes()).unwrap();
+    drop(input);
+    assert!(writer.wait().unwrap().success());
 }
 
 fn figure(metric: &str, value: &str) -> String {
@@ -108,8 +123,7 @@ async fn a_run_that_fails_is_named_with_its_last_words() {
     let folder = tempfile::tempdir().unwrap();
     let old = build(folder.path(), "old", "");
     let new = folder.path().join("new");
-    std::fs::write(&new, "#!/bin/sh\necho 'no such bench' >&2\nexit 2\n").unwrap();
-    std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o755)).unwrap();
+    script(&new, "#!/bin/sh\necho 'no such bench' >&2\nexit 2\n");
     let error = compare(&plan(&old, &new), |_| ()).await.unwrap_err();
     let words = format!("{error:#}");
     assert!(

@@ -19,7 +19,7 @@ use fiec_schemas::{
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::Sender;
 
-use crate::events::{Later, NoSpec, Outcome};
+use crate::events::{Later, NoSpec, Outcome, UnderName};
 use crate::history::History;
 use crate::intake::{Cursor, Line};
 use crate::programs::Programs;
@@ -331,15 +331,19 @@ impl Effects {
         self.tell(Outcome::Existing(line, found)).await;
     }
 
-    /// Looks up whether the execution of a line without a ledger has ended long ago.
-    pub async fn look_up_end(self, line: Box<Line>) {
+    /// Looks up what there is under the client's id of a line.
+    pub async fn look_up_name(self, line: Box<Line>) {
         let there = self.ledger.last(&line.tip.state.tenant, line.execution());
-        let ended = match there.await {
-            Ok(None) => self.history.ended(line.execution()).await,
-            // The first append meets the ledger, or the broker's trouble.
-            Ok(Some(_)) | Err(_) => None,
+        let found = match there.await {
+            Ok(Some(entry)) => UnderName::Ledger(Box::new(entry)),
+            Ok(None) => {
+                let ended = self.history.ended(line.execution()).await;
+                ended.map_or(UnderName::Nothing, UnderName::Ended)
+            }
+            // The first append meets the broker's trouble.
+            Err(_) => UnderName::Unknown,
         };
-        self.tell(Outcome::LookedUpEnd(line, ended)).await;
+        self.tell(Outcome::Name(line, found)).await;
     }
 
     /// Looks up the program of a line if the table of programs does not have it.

@@ -67,8 +67,8 @@ pub enum Outcome {
     Large(Box<Line>, Result<(), String>),
     /// Whether a line's program is registered.
     Program(Box<Line>, Result<bool, String>),
-    /// The submission's digest, if the execution of a line has ended and its ledger is gone.
-    LookedUpEnd(Box<Line>, Option<Digest>),
+    /// What there is under the client's id of a line.
+    Name(Box<Line>, UnderName),
     /// A message was checked as a whole.
     Vetted(Box<Cursor>, Result<RefusedLines, Refusal>),
     /// Result of a later append.
@@ -104,6 +104,19 @@ pub enum Outcome {
     Changed(Box<Tip>, Vec<Event>),
     /// A question.
     Ask(Ask),
+}
+
+/// What there is under a client's id.
+#[derive(Debug)]
+pub enum UnderName {
+    /// Nothing: it is new.
+    Nothing,
+    /// A ledger. Its last message.
+    Ledger(Box<Entry>),
+    /// An execution that has ended and whose ledger is gone. The digest of its submission.
+    Ended(Digest),
+    /// The broker gave no answer.
+    Unknown,
 }
 
 /// Why a large submission could not be fetched.

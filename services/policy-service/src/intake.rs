@@ -45,9 +45,8 @@ pub struct Line {
     pub spec: Arc<Submission>,
     /// Its ledger before the first message.
     pub tip: Tip,
-    /// False if nobody else can have begun that ledger: the id is not a client's, the message was
-    /// not delivered before, and the message is not atomic.
-    pub can_have_ledger: bool,
+    /// Who else can have begun that ledger.
+    pub others: Others,
     /// When its message was requested from the broker.
     pub asked: Asked,
     /// The next step towards its ledger.
@@ -63,6 +62,17 @@ impl Line {
     }
 }
 
+/// Who else can have begun the ledger of a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Others {
+    /// Nobody: the id is new.
+    Nobody,
+    /// Whoever has submitted the same client's id. A look-up tells.
+    SameName,
+    /// Another policy service: the message was delivered before, is atomic, or was here for long.
+    OtherService,
+}
+
 /// The next step of a line towards its ledger, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Check {
@@ -70,8 +80,8 @@ pub enum Check {
     Program,
     /// Store the submission in `FIEC_DATA` if it is too large for a ledger message.
     Size,
-    /// Look up whether a client's id has ended and its ledger is gone.
-    Ended,
+    /// Look up whether a client's id has a ledger, or has ended and its ledger is gone.
+    Name,
     /// Make its first append.
     Ledger,
 }
@@ -543,7 +553,11 @@ impl Cursor {
         let place = (self.seq, self.number, index);
         let named = (spec.id.as_ref(), spec.batch.as_ref());
         let (execution, batch) = name(tenant, self.stamp, place, self.batch, named);
-        let can_have_ledger = spec.id.is_some() || self.again || self.atomic;
+        let others = match spec.id {
+            _ if self.again || self.atomic => Others::OtherService,
+            Some(_) => Others::SameName,
+            None => Others::Nobody,
+        };
         let share = self.held.take(weight_of(&spec, self.text));
         let spec = Arc::new(spec);
         let tenant = tenant.clone();
@@ -558,7 +572,7 @@ impl Cursor {
                 state,
                 seen_in: 0,
             },
-            can_have_ledger,
+            others,
             asked: self.asked,
             check: Check::Program,
             _share: share,

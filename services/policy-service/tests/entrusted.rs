@@ -120,25 +120,45 @@ async fn what_a_node_has_appended_is_done_with() {
     assert_eq!(entrusted(&heard).len(), 12);
 }
 
+/// A client's id can have a ledger, so it is looked up.
 #[tokio::test]
-async fn what_may_have_a_ledger_already_is_not_left_to_a_node() {
+async fn a_new_id_of_a_client_is_left_to_its_node_and_one_that_has_a_ledger_is_not() {
     let stage = Stage::with_nodes(&["n1"]).await;
     let _service = stage.service_with(patient()).await;
     let heard = stage.hears("n1").await;
     let line = r#"{"id":"a","program":"synthetic@1"}"#;
     stage.publish(line).await;
-    let capsule = stage.capsule("n1").await;
-    assert_eq!(capsule.bindings[0].seq, stage.last("a").await.seq);
-    stage.finish("a", "n1").await;
+    let (text, id) = told(&heard, 0).await;
+    append_whole(&stage, &text).await;
+    until(|| async { stage.submissions_left().await == 0 }).await;
     stage.publish(line).await;
     until(|| async { stage.submissions_left().await == 0 }).await;
-    assert_eq!(stage.last("a").await.message.state.ordinal, 2);
-    // The first message that the node hears is the one entrusted afterwards.
+    assert_eq!(stage.last_of(id).await.message.state.ordinal, 1);
+    // The next message that the node hears is the one entrusted afterwards.
     stage.publish(LINE).await;
-    let (text, _) = told(&heard, 0).await;
+    let (text, _) = told(&heard, 1).await;
     let words = heard.lock().unwrap().clone();
-    assert_eq!(words.len(), 1, "{words:?}");
-    assert_eq!(words[0].1, text.as_bytes());
+    assert_eq!(words.len(), 2, "{words:?}");
+    assert_eq!(words[1].1, text.as_bytes());
+}
+
+/// The other line waits until the first one has its ledger.
+#[tokio::test]
+async fn of_equal_lines_with_one_new_id_one_is_left_to_a_node() {
+    let stage = Stage::with_nodes(&["n1"]).await;
+    let _service = stage.service_with(patient()).await;
+    let heard = stage.hears("n1").await;
+    let line = r#"{"id":"a","program":"synthetic@1"}"#;
+    for _ in 0..4 {
+        stage.publish(line).await;
+    }
+    let (text, id) = told(&heard, 0).await;
+    // Longer than the service looks for the ledger of another line.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    append_whole(&stage, &text).await;
+    until(|| async { stage.submissions_left().await == 0 }).await;
+    assert_eq!(entrusted(&heard).len(), 1);
+    assert_eq!(stage.last_of(id).await.message.state.ordinal, 1);
 }
 
 #[tokio::test]

@@ -302,7 +302,7 @@ impl Core {
             Outcome::Existing(line, found) => self.compare_with_ledger(line, found).await,
             Outcome::Large(line, stored) => self.settle_large(line, stored).await,
             Outcome::Program(line, found) => self.settle_program(line, found).await,
-            Outcome::LookedUpEnd(line, ended) => self.settle_end(line, ended).await,
+            Outcome::Name(line, found) => self.settle_name(line, found).await,
             Outcome::Vetted(cursor, verdict) => self.intake.vetted(cursor, verdict).await,
             Outcome::Later(execution, ticket, later) => self.later(execution, ticket, later).await,
             Outcome::Capsule(binding) => self.send(*binding).await,

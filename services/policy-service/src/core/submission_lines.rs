@@ -4,10 +4,11 @@
 use std::time::{Duration, Instant};
 
 use fiec_policy::{Input, NewExecution, Submitted};
-use fiec_schemas::{Digest, LineError, package};
+use fiec_schemas::{LineError, package};
 
 use super::{Core, taken};
-use crate::intake::{Check, Line, Next, excerpt};
+use crate::events::UnderName;
+use crate::intake::{Check, Line, Next, Others, excerpt};
 
 /// Lines taken in before other news is handled.
 const LINES_AT_ONCE: usize = 64;
@@ -95,11 +96,10 @@ impl Core {
             tokio::spawn(self.effects.clone().store_large(line));
             return true;
         }
-        if matches!(line.check, Check::Size | Check::Ended) {
+        if matches!(line.check, Check::Size | Check::Name) {
             line.check = Check::Ledger;
-            let is_named = line.spec.id.is_some() && !self.policy.knows(line.execution());
-            if is_named && self.effects.history.may_know_more() {
-                tokio::spawn(self.effects.clone().look_up_end(line));
+            if self.must_look_up_name(&line) {
+                tokio::spawn(self.effects.clone().look_up_name(line));
                 return true;
             }
         }
@@ -129,6 +129,15 @@ impl Core {
                 false
             }
         }
+    }
+
+    /// True if a look-up of the line's client's id is worth its time: it lets the first binding be
+    /// entrusted, or the history may know an end.
+    fn must_look_up_name(&self, line: &Line) -> bool {
+        let pays = line.others == Others::SameName && !self.options.entrust.is_zero();
+        line.spec.id.is_some()
+            && !self.policy.knows(line.execution())
+            && (pays || self.effects.history.may_know_more())
     }
 
     fn may_hold(&self) -> bool {
@@ -209,16 +218,23 @@ impl Core {
         }
     }
 
-    /// Takes the result of looking for an end in the history. The same submission is accepted,
-    /// another one is refused, as if the ledger was still there.
-    pub(super) async fn settle_end(&mut self, line: Box<Line>, ended: Option<Digest>) {
-        match ended {
-            None => self.resume_line(line, Check::Ledger),
-            Some(digest) if digest == line.tip.state.submission => {
+    /// Takes the result of looking up a client's id. If it has ended, the same submission is accepted
+    /// and another one is refused, as if the ledger was still there.
+    pub(super) async fn settle_name(&mut self, mut line: Box<Line>, found: UnderName) {
+        match found {
+            UnderName::Nothing => {
+                if line.others == Others::SameName {
+                    line.others = Others::Nobody;
+                }
+                self.resume_line(line, Check::Ledger);
+            }
+            UnderName::Unknown => self.resume_line(line, Check::Ledger),
+            UnderName::Ledger(entry) => self.compare_with_ledger(line, Ok(Some(entry))).await,
+            UnderName::Ended(digest) if digest == line.tip.state.submission => {
                 self.metrics.repeated.inc();
                 self.accept_line(&line).await;
             }
-            Some(digest) => {
+            UnderName::Ended(digest) => {
                 let reason = taken(line.execution(), &digest.short());
                 self.refuse_line(&line, "id", reason);
             }
@@ -228,7 +244,7 @@ impl Core {
     /// Takes the result of storing a large submission.
     pub(super) async fn settle_large(&mut self, line: Box<Line>, stored: Result<(), String>) {
         match stored {
-            Ok(()) => self.resume_line(line, Check::Ended),
+            Ok(()) => self.resume_line(line, Check::Name),
             Err(error) => {
                 tracing::warn!(execution = %line.execution(), error, "a large submission could not be stored; it is tried again");
                 let reason = format!("a large submission could not be stored: {error}");

@@ -39,6 +39,11 @@ impl EntrustedBindings {
         self.open.insert(execution, (line, draft));
     }
 
+    /// True if the binding of this execution is entrusted to a node.
+    pub fn is_open(&self, execution: ExecutionId) -> bool {
+        self.open.contains_key(&execution)
+    }
+
     /// Takes the binding of this execution out.
     pub fn take(&mut self, execution: ExecutionId) -> Option<OpenBinding> {
         self.open.remove(&execution)

@@ -17,7 +17,8 @@
 //!
 //! * An entrusted binding is faster: the node does not wait for the broker. It requires that nobody
 //!   else can have begun the ledger, and that the execution shares no limit with others. A client's
-//!   id can have a ledger, so its first binding is appended here.
+//!   id can have a ledger, so it is looked up before. Of two lines with one new id that come at the
+//!   same time, compare-and-set accepts one binding.
 //! * If the node appends nothing within `--entrust-ms`, the binding is appended here, unchanged.
 //!   From then on it is on the other road.
 //! * If both append, compare-and-set accepts one message. The node knows its own binding by the
@@ -35,14 +36,16 @@ use fiec_policy::{Input, LedgerView};
 use fiec_schemas::{Event, ExecutionId, NodeId, Phase};
 
 use super::Core;
-use crate::intake::Line;
+use crate::intake::{Line, Others};
 pub use entrusted_bindings::EntrustedBindings;
 
 impl Core {
     /// Begins the ledger of a submission line with these events.
     pub(super) async fn begin_ledger(&mut self, mut line: Box<Line>, events: Vec<Event>) {
         // If the line waited here for long, another policy service may have taken it in.
-        line.can_have_ledger |= !line.asked.is_recent();
+        if !line.asked.is_recent() {
+            line.others = Others::OtherService;
+        }
         let now = self.effects.broker.now();
         match Draft::new(&line.tip, events, &self.effects.author, now) {
             Ok(draft) => match self.entrusted_node(&line, &draft) {
@@ -62,7 +65,7 @@ impl Core {
         // Verifiers and parts of a range are found by their ledgers.
         let is_plain = state.spec.is_some() && state.spread.is_none() && !state.guarded;
         let may = is_plain
-            && !line.can_have_ledger
+            && line.others == Others::Nobody
             && !self.options.entrust.is_zero()
             && !self.policy.reserves_for(state.execution);
         may.then(|| binding.node.clone())
@@ -173,17 +176,22 @@ impl Core {
             Ok(Some(entry)) => {
                 let other = entry.message.state.submission;
                 // An execution that the policy no longer knows has ended. The message may be older.
-                if line.can_have_ledger || self.policy.knows(execution) {
+                if line.others != Others::Nobody || self.policy.knows(execution) {
                     self.reread(&entry.message, entry.seq);
                 }
                 if other != line.tip.state.submission {
                     return self.refuse_line(&line, "id", taken(execution, &other.short()));
                 }
-                match line.can_have_ledger {
-                    false => self.metrics.submitted.inc(),
-                    true => self.metrics.repeated.inc(),
+                match line.others {
+                    Others::Nobody => self.metrics.submitted.inc(),
+                    Others::SameName | Others::OtherService => self.metrics.repeated.inc(),
                 };
                 self.accept_line(&line).await;
+            }
+            // Another line of this id is on its way.
+            Ok(None) if self.entrusted.is_open(execution) => {
+                self.retry_line(&line, "its ledger has not begun yet".to_owned())
+                    .await;
             }
             Ok(None) => {
                 self.step(Input::Vanished { execution });
