@@ -28,8 +28,10 @@ use async_nats::jetstream::message::PublishMessage;
 use async_nats::jetstream::stream::Stream;
 use bytes::{Bytes, BytesMut};
 use fiec_schemas::{Digest, ExecutionId, Sequence, Tenant, subjects};
+use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
 use serde_json::json;
+use tokio::time::Instant;
 
 use crate::{Broker, BrokerError, leader};
 
@@ -43,7 +45,10 @@ pub(crate) const CHUNKS_LIMIT: usize = (subjects::INLINE_STATE_LIMIT - HEAD) / E
 const REFRESH_HOURS: u32 = 15 * 24;
 /// Chunks that are fetched or dropped concurrently.
 const AT_ONCE: usize = 64;
-/// Time without an answer after which the read of a chunk fails.
+/// Bytes of chunks that are asked for at once. They are ahead of all other answers to this process,
+/// and a server closes a connection on which 10 s are not enough for what it has begun to write.
+const WINDOW: u64 = 4 << 20;
+/// Time without the arrival of any chunk after which a fetch fails.
 const SILENCE: Duration = Duration::from_secs(20);
 
 /// A chunk of a σ and its place.
@@ -163,6 +168,14 @@ impl Manifest {
         let mut seen = HashSet::new();
         let missing = self.chunks.iter().copied().enumerate();
         missing.filter(move |(_, c)| c.seq == 0 && seen.insert(c.digest))
+    }
+
+    /// The chunks that are not here, each digest once.
+    pub fn without(&self, here: impl Fn(&Digest) -> bool) -> Vec<Chunk> {
+        let mut seen = HashSet::new();
+        let mut wanted = self.chunks.clone();
+        wanted.retain(|chunk| seen.insert(chunk.digest) && !here(&chunk.digest));
+        wanted
     }
 
     /// Notes the sequences of stored chunks.
@@ -295,7 +308,8 @@ async fn publish(
         )))
 }
 
-async fn fetch(stream: &Stream<()>, chunk: Chunk) -> Result<Bytes, BrokerError> {
+/// Reads a chunk and checks it. The caller limits the time.
+async fn read(stream: &Stream<()>, chunk: Chunk) -> Result<Bytes, BrokerError> {
     let what = || format!("chunk {} ({})", chunk.digest.short(), chunk.seq);
     let missing = |hint: &str| BrokerError::Missing {
         what: what(),
@@ -304,27 +318,26 @@ async fn fetch(stream: &Stream<()>, chunk: Chunk) -> Result<Bytes, BrokerError> 
     if chunk.seq == 0 {
         return Err(missing(": it was not stored yet"));
     }
-    let name = what();
-    let read = leader::contents(stream, chunk.seq, &name);
-    let found = match tokio::time::timeout(SILENCE, read).await {
-        Ok(Ok(Some(message))) => message.payload,
-        Ok(Ok(None)) => return Err(missing(": a newer commit has superseded it")),
-        Ok(Err(error)) => return Err(error),
-        // The chunk may exist: a retry may read it.
-        Err(_) => {
-            let late = std::io::Error::new(std::io::ErrorKind::TimedOut, "nothing came in time");
-            return Err(BrokerError::operation(format!("read {}", what()))(late));
-        }
+    let found = match leader::contents(stream, chunk.seq, &what()).await? {
+        Some(message) => message.payload,
+        None => return Err(missing(": a newer commit has superseded it")),
     };
     let digest = Digest::of(&found);
-    if digest != chunk.digest {
+    if digest != chunk.digest || found.len() != chunk.bytes as usize {
         return Err(BrokerError::Digest {
             what: what(),
-            found: digest.to_string(),
-            expected: chunk.digest.to_string(),
+            found: format!("{digest} of {} bytes", found.len()),
+            expected: format!("{} of {} bytes", chunk.digest, chunk.bytes),
         });
     }
     Ok(found)
+}
+
+fn silent(what: &str) -> BrokerError {
+    // It may exist: a retry may read it.
+    let late = format!("nothing came for {SILENCE:?}");
+    let late = std::io::Error::new(std::io::ErrorKind::TimedOut, late);
+    BrokerError::operation(format!("read {what}"))(late)
 }
 
 /// Reads one chunk and checks its digest.
@@ -332,74 +345,100 @@ async fn fetch(stream: &Stream<()>, chunk: Chunk) -> Result<Bytes, BrokerError> 
 /// # Errors
 /// When it is missing or damaged.
 pub async fn get(broker: &Broker, chunk: Chunk) -> Result<Bytes, BrokerError> {
-    fetch(&open(broker).await?, chunk).await
+    let stream = open(broker).await?;
+    let read = tokio::time::timeout(SILENCE, read(&stream, chunk)).await;
+    read.unwrap_or_else(|_| Err(silent("a chunk of a state")))
 }
 
-/// An assembled σ.
-#[derive(Debug, Clone)]
-pub struct Assembled {
-    /// Its bytes. The caller must still compare the digest of the whole.
-    pub state: Bytes,
-    /// Bytes that were fetched for it.
-    pub fetched: u64,
-}
-
-/// Assembles a σ from chunks that `have` returns, else from the stream. Each fetched chunk is
-/// checked. `progress` receives the number of bytes that are here, and that of all, at first and
-/// after each fetched chunk. A chunk that occurs several times counts once.
+/// Fetches chunks from the stream. `arrived` receives each of them once it is checked. The fetch
+/// fails when no chunk arrives for a while, however long one of them waits behind others. After a
+/// new connection the rest is asked for again, since answers to the old one are lost.
 ///
 /// # Errors
-/// When a chunk is missing or damaged.
-pub async fn assemble(
+/// When a chunk is missing or damaged, or nothing arrives.
+pub async fn fetch(
     broker: &Broker,
-    manifest: &Manifest,
-    have: impl Fn(&Digest) -> Option<Bytes>,
-    progress: impl Fn(u64, u64),
-) -> Result<Assembled, BrokerError> {
-    let mut held: HashMap<Digest, Bytes> = HashMap::new();
-    let mut wanted = Vec::new();
-    let mut seen = HashSet::new();
-    for chunk in &manifest.chunks {
-        if seen.insert(chunk.digest) {
-            match have(&chunk.digest).filter(|b| b.len() == chunk.bytes as usize) {
-                Some(bytes) => drop(held.insert(chunk.digest, bytes)),
-                None => wanted.push(*chunk),
-            }
-        }
+    wanted: &[Chunk],
+    mut arrived: impl FnMut(Chunk, Bytes),
+) -> Result<(), BrokerError> {
+    if wanted.is_empty() {
+        return Ok(());
     }
-    let here: u64 = held.values().map(|bytes| bytes.len() as u64).sum();
-    let of = here + wanted.iter().map(|c| u64::from(c.bytes)).sum::<u64>();
-    progress(here, of);
-    let mut fetched = 0;
-    if !wanted.is_empty() {
-        let stream = open(broker).await?;
-        let mut coming = stream::iter(wanted)
-            .map(|chunk| {
+    let stream = open(broker).await?;
+    let mut connections = broker.connections();
+    let mut left: Vec<Chunk> = wanted.to_vec();
+    let mut last_arrival = Instant::now();
+    while !left.is_empty() {
+        connections.mark_unchanged();
+        let mut here = HashSet::new();
+        let mut next = left.iter().copied();
+        let mut asked = FuturesUnordered::new();
+        let mut bytes = 0;
+        loop {
+            while asked.len() < AT_ONCE
+                && bytes < WINDOW
+                && let Some(chunk) = next.next()
+            {
+                bytes += u64::from(chunk.bytes);
                 let stream = stream.clone();
-                async move { Ok::<_, BrokerError>((chunk, fetch(&stream, chunk).await?)) }.boxed()
-            })
-            .buffer_unordered(AT_ONCE);
-        while let Some((chunk, bytes)) = coming.try_next().await? {
-            fetched += bytes.len() as u64;
-            progress(here + fetched, of);
-            held.insert(chunk.digest, bytes);
+                asked.push(async move { (chunk, read(&stream, chunk).await) }.boxed());
+            }
+            let answer = tokio::select! {
+                biased;
+                answer = asked.next() => answer,
+                Ok(()) = connections.changed() => break,
+                () = tokio::time::sleep_until(last_arrival + SILENCE) => {
+                    return Err(silent(&format!("the chunks of a state, {} of them", asked.len())));
+                }
+            };
+            let Some((chunk, found)) = answer else { break };
+            bytes -= u64::from(chunk.bytes);
+            arrived(chunk, found?);
+            here.insert(chunk.seq);
+            last_arrival = Instant::now();
         }
+        left.retain(|chunk| !here.contains(&chunk.seq));
     }
-    // The sizes come from a message: the buffer grows with the actual bytes.
-    let mut state = BytesMut::with_capacity(held.values().map(Bytes::len).sum());
+    Ok(())
+}
+
+/// Puts a σ together from its chunks. None if one of them is not there, or is no chunk of this
+/// length. The caller must still compare the digest of the whole.
+pub fn join(manifest: &Manifest, have: impl Fn(&Digest) -> Option<Bytes>) -> Option<Bytes> {
+    let mut pieces = Vec::with_capacity(manifest.chunks.len());
     for chunk in &manifest.chunks {
-        if let Some(bytes) = held.get(&chunk.digest) {
-            state.extend_from_slice(bytes);
-        }
+        pieces.push(have(&chunk.digest).filter(|piece| piece.len() == chunk.bytes as usize)?);
     }
-    Ok(Assembled {
-        state: state.freeze(),
-        fetched,
+    // The sizes come from a message: the buffer has the size of the actual bytes.
+    let mut state = BytesMut::with_capacity(pieces.iter().map(Bytes::len).sum());
+    pieces
+        .iter()
+        .for_each(|piece| state.extend_from_slice(piece));
+    Some(state.freeze())
+}
+
+/// Assembles a σ from the stream. The caller must still compare the digest of the whole.
+///
+/// # Errors
+/// As [`fetch`].
+pub async fn assemble(broker: &Broker, manifest: &Manifest) -> Result<Bytes, BrokerError> {
+    let mut held: HashMap<Digest, Bytes> = HashMap::new();
+    let wanted = manifest.without(|_| false);
+    let arrived = |chunk: Chunk, bytes| drop(held.insert(chunk.digest, bytes));
+    fetch(broker, &wanted, arrived).await?;
+    let whole = join(manifest, |digest| held.get(digest).cloned());
+    whole.ok_or_else(|| BrokerError::Malformed {
+        what: "list of a state's chunks".to_owned(),
+        reason: "a chunk occurs with two lengths".to_owned(),
     })
 }
 
+/// Opens the stream for reads whose time the caller limits.
 async fn open(broker: &Broker) -> Result<Stream<()>, BrokerError> {
-    let stream = broker.js.get_stream_no_info(subjects::CHUNK_STREAM).await;
+    let mut js = broker.js.clone();
+    // A chunk may wait behind others, each of which may take this long.
+    js.set_timeout(SILENCE * AT_ONCE as u32);
+    let stream = js.get_stream_no_info(subjects::CHUNK_STREAM).await;
     stream.map_err(BrokerError::operation("open the stream of chunks"))
 }
 

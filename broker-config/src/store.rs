@@ -58,9 +58,7 @@ pub async fn get_state(
             let entry = Ledger::new(broker).by_sequence(seq).await?;
             if is_large(place) {
                 let manifest = Manifest::decode(&entry.body)?;
-                Box::pin(chunks::assemble(broker, &manifest, |_| None, |_, _| ()))
-                    .await?
-                    .state
+                Box::pin(chunks::assemble(broker, &manifest)).await?
             } else {
                 entry.body
             }

@@ -1,11 +1,14 @@
 //! A link to the broker on which bytes arrive slowly.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -17,7 +20,15 @@ const PIECE: usize = 16 * 1024;
 #[derive(Debug)]
 pub struct SlowLink {
     address: SocketAddr,
+    passed: Arc<Passed>,
     _stop: DropGuard,
+}
+
+#[derive(Debug, Default)]
+struct Passed {
+    /// Bytes that the server's answers took across the link.
+    bytes: AtomicU64,
+    cut: Notify,
 }
 
 impl SlowLink {
@@ -28,6 +39,8 @@ impl SlowLink {
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         let stopped = stop.clone();
+        let passed = Arc::new(Passed::default());
+        let counted = Arc::clone(&passed);
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
@@ -36,14 +49,25 @@ impl SlowLink {
                 let listener = TcpListener::from_std(listener).unwrap();
                 tokio::select! {
                     () = stopped.cancelled() => {}
-                    () = pass_on(listener, server, bytes_per_second) => {}
+                    () = pass_on(listener, server, bytes_per_second, counted) => {}
                 }
             });
         });
         Self {
             address,
+            passed,
             _stop: stop.drop_guard(),
         }
+    }
+
+    /// Bytes that the server has sent across this link.
+    pub fn passed(&self) -> u64 {
+        self.passed.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Closes all connections. New ones are accepted.
+    pub fn cut(&self) {
+        self.passed.cut.notify_waiters();
     }
 
     /// The URL of a NATS server, with this link in place of its address.
@@ -56,9 +80,15 @@ impl SlowLink {
     }
 }
 
-async fn pass_on(listener: TcpListener, server: SocketAddr, bytes_per_second: u32) {
+async fn pass_on(
+    listener: TcpListener,
+    server: SocketAddr,
+    bytes_per_second: u32,
+    passed: Arc<Passed>,
+) {
     let mut connections = JoinSet::new();
     while let Ok((client, _)) = listener.accept().await {
+        let passed = Arc::clone(&passed);
         connections.spawn(async move {
             let Ok(server) = TcpStream::connect(server).await else {
                 return;
@@ -70,18 +100,25 @@ async fn pass_on(listener: TcpListener, server: SocketAddr, bytes_per_second: u3
             // The connection ends as soon as either side goes.
             tokio::select! {
                 _ = tokio::io::copy(&mut from_client, &mut to_server) => {}
-                () = trickle(from_server, to_client, bytes_per_second) => {}
+                () = trickle(from_server, to_client, bytes_per_second, &passed.bytes) => {}
+                () = passed.cut.notified() => {}
             }
         });
     }
 }
 
-async fn trickle(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, bytes_per_second: u32) {
+async fn trickle(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    bytes_per_second: u32,
+    passed: &AtomicU64,
+) {
     let mut piece = vec![0; PIECE];
     while let Ok(read @ 1..) = from.read(&mut piece).await {
         tokio::time::sleep(Duration::from_secs(1) * read as u32 / bytes_per_second).await;
         if to.write_all(&piece[..read]).await.is_err() {
             return;
         }
+        passed.fetch_add(read as u64, Ordering::Relaxed);
     }
 }

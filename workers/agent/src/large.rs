@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::{BufMut, Bytes, BytesMut};
-use fiec_broker::chunks::{self, Manifest, Piece};
+use fiec_broker::chunks::{self, Chunk, Manifest, Piece};
 use fiec_broker::recut::{Earlier, cut_after};
 use fiec_broker::{AppendError, BrokerError, chunk_list, lists, store};
 use fiec_schemas::{
@@ -16,9 +16,8 @@ use fiec_schemas::{
 };
 use tokio::sync::OnceCell;
 
-use crate::arriving::Arrival;
 use crate::cache::{Fetched, Kind, NotCached};
-use crate::fetched::{Before, Pieces};
+use crate::fetches::{Pieces, Turn};
 use crate::job::Sigma;
 use crate::runner::Runner;
 use crate::shared::Shared;
@@ -325,9 +324,14 @@ impl Runner {
             Sigma::Delta(delta) => delta,
         };
         let state = &self.tip.state;
-        let (execution, digest) = (state.execution, state.boundary.as_ref()?.digest);
-        let bound = (execution, self.epoch);
-        let whole = Box::pin(from_handover(&self.shared, bound, delta)).await;
+        let (execution, place) = (state.execution, state.boundary.as_ref()?);
+        let digest = place.digest;
+        let whole = Box::pin(async {
+            let fetches = &self.shared.fetches;
+            let turn = fetches.turn(execution, self.epoch, place.bytes).await;
+            from_handover(&self.shared, &turn, delta).await
+        });
+        let whole = whole.await;
         let (state, pieces) = whole
             .inspect_err(|error| {
                 tracing::warn!(%error, "σ that was handed over cannot be put together");
@@ -449,26 +453,25 @@ fn key(execution: ExecutionId) -> (Kind, Digest) {
     (Kind::State, Digest::of(execution.0.as_bytes()))
 }
 
-/// Returns the pieces of the σ that this node has kept of an execution on its disk, or none. They
+/// Returns the pieces of the σ that this node has kept of an execution on its disk, if any. They
 /// are cut and digested again, so damage cannot go unnoticed.
-async fn kept(shared: &Shared, execution: ExecutionId) -> Option<Arc<Before>> {
-    let held = shared.cache.get(key(execution))?;
+async fn kept(shared: &Shared, execution: ExecutionId) -> Pieces {
+    let Some(held) = shared.cache.get(key(execution)) else {
+        return Pieces::new();
+    };
     let read = move || {
         let state = Bytes::from(std::fs::read(held.path())?);
         let pieces = chunks::cut(&state).into_iter();
         let pieces = pieces.map(|piece| (piece.digest, state.slice(piece.range)));
-        Ok::<_, std::io::Error>(Before {
-            pieces: pieces.collect(),
-            list: None,
-        })
+        Ok::<_, std::io::Error>(pieces.collect())
     };
     match tokio::task::spawn_blocking(read).await {
-        Ok(Ok(before)) => Some(Arc::new(before)),
+        Ok(Ok(pieces)) => pieces,
         Ok(Err(error)) => {
             tracing::warn!(%error, "a state that was kept cannot be read");
-            None
+            Pieces::new()
         }
-        Err(_) => None,
+        Err(_) => Pieces::new(),
     }
 }
 
@@ -494,26 +497,36 @@ pub(crate) async fn keep(shared: &Shared, execution: ExecutionId, state: Bytes) 
     }
 }
 
-/// Assembles a σ from chunks that match their digests. The caller must still compare the digest of
-/// the whole. `arrival` follows the bytes, if its execution is bound here.
+/// Assembles a σ from chunks that match their digests: those that are here, those of the σ on this
+/// node's disk, and those that it fetches. The caller must still compare the digest of the whole.
 async fn assemble(
     shared: &Shared,
+    turn: &Turn<'_>,
     manifest: &Manifest,
-    sent: &Pieces,
-    before: Option<&Before>,
-    arrival: Option<&Arrival<'_>>,
 ) -> Result<(Bytes, Vec<Piece>), BrokerError> {
-    let have = |digest: &Digest| {
-        let before = || before?.pieces.get(digest);
-        sent.get(digest).or_else(before).cloned()
+    turn.keep_only(manifest);
+    let mut wanted = manifest.without(|digest| turn.has(digest));
+    let mut on_disk = Pieces::new();
+    if !wanted.is_empty() {
+        on_disk = kept(shared, turn.execution()).await;
+        wanted.retain(|chunk| !on_disk.contains_key(&chunk.digest));
+    }
+    let bytes = |chunks: &[Chunk]| chunks.iter().map(|c| u64::from(c.bytes)).sum::<u64>();
+    let of = bytes(&manifest.without(|_| false));
+    let mut here = of - bytes(&wanted);
+    turn.reached(here, of);
+    let arrived = |chunk: Chunk, piece: Bytes| {
+        shared
+            .metrics
+            .chunk_bytes_fetched
+            .inc_by(piece.len() as u64);
+        here += piece.len() as u64;
+        turn.put(chunk.digest, piece);
+        turn.reached(here, of);
     };
-    let reached = |bytes, of| {
-        if let Some(arrival) = arrival {
-            arrival.reached(bytes, of);
-        }
-    };
-    let assembled = chunks::assemble(&shared.broker, manifest, have, reached).await?;
-    shared.metrics.chunk_bytes_fetched.inc_by(assembled.fetched);
+    chunks::fetch(&shared.broker, &wanted, arrived).await?;
+    let have = |digest: &Digest| turn.get(digest).or_else(|| on_disk.get(digest).cloned());
+    let state = chunks::join(manifest, have).ok_or_else(short)?;
     let mut at = 0;
     let pieces = manifest.chunks.iter().map(|chunk| {
         let from = at;
@@ -523,11 +536,7 @@ async fn assemble(
             range: from..at,
         }
     });
-    let pieces = pieces.collect();
-    if at != assembled.state.len() {
-        return Err(short());
-    }
-    Ok((assembled.state, pieces))
+    Ok((state, pieces.collect()))
 }
 
 /// Compares the digest of the whole, on a blocking thread.
@@ -550,28 +559,23 @@ async fn verified(execution: ExecutionId, digest: Digest, state: Bytes) -> Resul
 /// When it cannot be assembled. The durable one can still be fetched later.
 async fn from_handover(
     shared: &Shared,
-    (execution, epoch): (ExecutionId, Epoch),
+    turn: &Turn<'_>,
     delta: Bytes,
 ) -> Result<(Bytes, Vec<Piece>), BrokerError> {
     let began = Instant::now();
     let (list, chunks) = list_of(delta)?;
-    let mut before = shared.warm.take(execution).await;
     let manifest = match lists::earlier_of(&list)? {
         None => Manifest::decode(&list)?,
-        Some(place) => match before.as_ref().and_then(|before| before.list.as_ref()) {
-            Some((fetched, earlier)) if *fetched == place => lists::decode(&list, earlier)?,
+        Some(place) => match turn.list() {
+            Some(ahead) if ahead.0 == place => lists::decode(&list, &ahead.1)?,
             _ => lists::decode(&list, &store::manifest(&shared.broker, &place).await?)?,
         },
     };
-    let (waited, list) = (began.elapsed(), list.len());
-    let sent = sent_with(&manifest, chunks)?;
-    let all_sent = || manifest.chunks.iter().all(|c| sent.contains_key(&c.digest));
-    if before.is_none() && !all_sent() {
-        before = kept(shared, execution).await;
+    for (digest, piece) in sent_with(&manifest, chunks)? {
+        turn.put(digest, piece);
     }
-    let arrival = shared.arrivals.begin(execution, epoch, manifest.bytes());
-    let whole = assemble(shared, &manifest, &sent, before.as_deref(), Some(&arrival)).await?;
-    tracing::debug!(?waited, took = ?began.elapsed(), list, "σ that was handed over is put together");
+    let whole = assemble(shared, turn, &manifest).await?;
+    tracing::debug!(took = ?began.elapsed(), list = list.len(), "σ that was handed over is put together");
     Ok(whole)
 }
 
@@ -584,47 +588,27 @@ pub(crate) async fn fetch(
     (execution, epoch): (ExecutionId, Epoch),
     place: &StatePlace,
 ) -> Result<Bytes, BrokerError> {
-    let arrival = shared.arrivals.begin(execution, epoch, place.bytes);
+    let turn = shared.fetches.turn(execution, epoch, place.bytes).await;
     let manifest = store::manifest(&shared.broker, place).await?;
-    let before = match shared.warm.take(execution).await {
-        None => kept(shared, execution).await,
-        held => held,
-    };
-    let (before, none) = (before.as_deref(), Pieces::new());
-    let (state, _) = assemble(shared, &manifest, &none, before, Some(&arrival)).await?;
+    let (state, _) = assemble(shared, &turn, &manifest).await?;
     verified(execution, place.digest, state.clone()).await?;
     Ok(state)
 }
 
-/// Prepares for an execution that will come here: fetches the last commit's chunks early, and keeps
-/// them with their digests.
+/// Prepares for an execution that will come here: fetches the last commit's chunks early. They are
+/// kept until it comes.
 pub(crate) async fn prepare(shared: &Shared, execution: ExecutionId, place: &StatePlace) {
-    let Some(_coming) = shared.warm.begin(execution) else {
+    let Some(turn) = shared.fetches.turn_ahead(execution, place.bytes) else {
         return;
     };
     let fetched = async {
         let manifest = store::manifest(&shared.broker, place).await?;
-        let before = match shared.warm.held(execution) {
-            None => kept(shared, execution).await,
-            held => held,
-        };
-        let (before, none) = (before.as_deref(), Pieces::new());
-        let whole = assemble(shared, &manifest, &none, before, None).await?;
-        Ok::<_, BrokerError>((manifest, whole))
+        turn.set_list(place.clone(), manifest.clone());
+        assemble(shared, &turn, &manifest).await
     };
-    let (manifest, (state, pieces)) = match fetched.await {
-        Ok(fetched) => fetched,
-        Err(error) => {
-            return tracing::debug!(%execution, %error, "a state was not fetched ahead");
-        }
-    };
-    let pieces = pieces.into_iter();
-    let pieces = pieces.map(|piece| (piece.digest, state.slice(piece.range)));
-    let before = Before {
-        pieces: pieces.collect(),
-        list: Some((place.clone(), manifest)),
-    };
-    shared.warm.hold(execution, before);
+    if let Err(error) = fetched.await {
+        tracing::debug!(%execution, %error, "a state was not fetched ahead");
+    }
 }
 
 /// Held while a rebinding's last message is under way; none for a routine commit.

@@ -19,7 +19,6 @@ pub mod affinity;
 mod aging;
 mod ahead;
 mod appends;
-pub mod arriving;
 mod attempts;
 pub mod cache;
 pub mod canary;
@@ -33,7 +32,7 @@ mod emitted;
 mod ended;
 mod entrusted_bindings;
 pub mod envelopes;
-mod fetched;
+pub mod fetches;
 pub mod handover;
 pub mod hardware_metrics;
 mod healing;
@@ -470,7 +469,7 @@ async fn sweep(shared: Arc<Shared>, stop: CancellationToken) {
         }
         shared.sweep_pool().await;
         shared.tick_energy();
-        shared.warm.sweep();
+        shared.fetches.sweep();
         tokio::select! {
             () = stop.cancelled() => return,
             () = shared.drop_superseded(false) => {}

@@ -30,6 +30,8 @@ figures! {
         chunk_bytes_stored: Counter,
         /// Bytes of chunks that were fetched.
         chunk_bytes_fetched: Counter,
+        /// Bytes of large states that are being fetched, or kept for the next fetch, in memory.
+        fetched_bytes_held: Gauge,
         /// Bytes of states sent to other nodes.
         handover_bytes: Counter,
         /// Executions handed over.

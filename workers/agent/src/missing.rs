@@ -129,9 +129,14 @@ pub(crate) async fn beside_the_ledger(
     (execution, epoch): (ExecutionId, Epoch),
     place: &StatePlace,
 ) -> Result<Bytes, BrokerError> {
-    let arrival = shared.arrivals.begin(execution, epoch, place.bytes);
-    let reached = |bytes| arrival.reached(bytes, place.bytes);
-    store::kept_state(&shared.broker, execution, place, reached).await
+    let turn = shared.fetches.turn(execution, epoch, place.bytes).await;
+    if let Some(state) = turn.whole(place.digest) {
+        return Ok(state);
+    }
+    let reached = |bytes| turn.reached(bytes, place.bytes);
+    let state = store::kept_state(&shared.broker, execution, place, reached).await?;
+    turn.put_whole(place.digest, state.clone());
+    Ok(state)
 }
 
 /// Asks a recorder to restore its copy beside the ledger.

@@ -19,6 +19,7 @@ use fiec_schemas::chain::Held;
 use fiec_schemas::hardware::RunningProgress;
 use fiec_schemas::package::Grant;
 use fiec_schemas::scheduling::Adjustment;
+use fiec_schemas::subjects::INLINE_STATE_LIMIT;
 use fiec_schemas::{BoundaryIndex, Digest, Event, Phase, Sequence, Submission, Timestamp};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
@@ -330,6 +331,13 @@ impl Runner {
                     tokio::task::yield_now().await;
                 }
                 self.prepare_next().await;
+                if before
+                    .as_ref()
+                    .is_some_and(|b| b.bytes > INLINE_STATE_LIMIT as u64)
+                {
+                    // The binding has lasted until its state was here.
+                    self.shared.fetches.release(self.tip.state.execution);
+                }
                 if let Some(before) = before.filter(store::is_large) {
                     Box::pin(self.gone_beyond(before)).await;
                 }

@@ -23,12 +23,11 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::affinity;
-use crate::arriving::Arrivals;
 use crate::cache::Cache;
 use crate::data::Data;
 use crate::devices::{Devices, Lease};
 use crate::ended::Ends;
-use crate::fetched::Warm;
+use crate::fetches::Fetches;
 use crate::job::{Job, Live};
 use crate::metrics::Metrics;
 use crate::options::Options;
@@ -209,10 +208,8 @@ pub struct Shared {
     superseded: Mutex<VecDeque<(Instant, ExecutionId, Digest)>>,
     /// Chunks that no ledger needs any more.
     pub superseded_chunks: SupersededChunks,
-    /// States held ready for handovers that were announced.
-    pub warm: Warm,
-    /// States that are being fetched for executions that are bound here.
-    pub arrivals: Arrivals,
+    /// Large states that are being fetched, and their chunks.
+    pub fetches: Fetches,
     /// The order in which uploads are sent.
     pub uploads: Uploads,
     /// The last sequence of the ledger stream that was seen here.
@@ -275,6 +272,7 @@ impl Shared {
         // A placeholder that nobody reads: [`Self::with_round_trips`] replaces it.
         let round_trips = RoundTrips::new(broker.client.new_inbox(), LatencyRecorder::default());
         let cache = Arc::clone(&resources.cache);
+        let memory = Some(resources.memory_bytes).filter(|bytes| *bytes > 0);
         let allowed = options.allow_programs.clone();
         let parked = options.parked.unwrap_or(options.slots);
         Self {
@@ -302,8 +300,7 @@ impl Shared {
             ends: Ends::default(),
             superseded: Mutex::default(),
             superseded_chunks: SupersededChunks::default(),
-            warm: Warm::default(),
-            arrivals: Arrivals::default(),
+            fetches: Fetches::new(memory),
             uploads: Uploads::default(),
             newest: AtomicU64::new(0),
             left: Notify::new(),

@@ -210,7 +210,7 @@ async fn send(shared: &Shared, count: u64, now: Timestamp, readings: &[Reading],
         running_count: shared.running(),
         queued_count: u32::try_from(shared.queued()).unwrap_or(u32::MAX),
         running: shared.progress(),
-        arriving: shared.arrivals.list(),
+        arriving: shared.fetches.list(),
     };
     let body = match serde_json::to_vec(&vector) {
         Ok(body) => body,
@@ -239,6 +239,9 @@ async fn send(shared: &Shared, count: u64, now: Timestamp, readings: &[Reading],
         .uncommitted_seconds
         .set(oldest.unwrap_or(i64::MAX));
     shared.metrics.queued.set(shared.queued() as i64);
+    let held = i64::try_from(shared.fetches.bytes());
+    let gauge = &shared.metrics.fetched_bytes_held;
+    gauge.set(held.unwrap_or(i64::MAX));
     shared.metrics.hardware.set(vector.readings);
 }
 

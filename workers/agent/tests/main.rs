@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
+#[path = "../../../integration-tests/stage/slow_link.rs"]
+mod slow_link;
 
 mod agent;
 mod aging;
@@ -20,5 +22,6 @@ mod packages;
 mod panics;
 mod parking;
 mod reconfigure;
+mod slow_fetches;
 mod spreading;
 mod surroundings;

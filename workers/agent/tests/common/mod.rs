@@ -101,9 +101,14 @@ impl World {
     }
 
     pub async fn agent_with(&self, options: Options) -> Running {
+        self.agent_at(options, self.servers.nats_url()).await
+    }
+
+    /// An agent that has the broker at this URL.
+    pub async fn agent_at(&self, options: Options, url: String) -> Running {
         let node = options.node.clone();
         let before = self.descriptor(&node).await.map(|d| d.instance);
-        let connect = ConnectOptions::new(self.servers.nats_url(), format!("worker {node}"));
+        let connect = ConnectOptions::new(url, format!("worker {node}"));
         let stop = CancellationToken::new();
         let token = stop.clone();
         let guard = Guard(stop.clone(), options.leave_now.clone());
