@@ -23,7 +23,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use async_nats::jetstream::context::PublishAckFuture;
+use async_nats::jetstream::context::{Context, PublishAckFuture};
 use async_nats::jetstream::message::PublishMessage;
 use async_nats::jetstream::stream::Stream;
 use bytes::{Bytes, BytesMut};
@@ -323,11 +323,11 @@ async fn read(stream: &Stream<()>, chunk: Chunk) -> Result<Bytes, BrokerError> {
         None => return Err(missing(": a newer commit has superseded it")),
     };
     let digest = Digest::of(&found);
-    if digest != chunk.digest || found.len() != chunk.bytes as usize {
+    if digest != chunk.digest {
         return Err(BrokerError::Digest {
             what: what(),
-            found: format!("{digest} of {} bytes", found.len()),
-            expected: format!("{} of {} bytes", chunk.digest, chunk.bytes),
+            found: digest.to_string(),
+            expected: chunk.digest.to_string(),
         });
     }
     Ok(found)
@@ -345,7 +345,7 @@ fn silent(what: &str) -> BrokerError {
 /// # Errors
 /// When it is missing or damaged.
 pub async fn get(broker: &Broker, chunk: Chunk) -> Result<Bytes, BrokerError> {
-    let stream = open(broker).await?;
+    let stream = open(&broker.js).await?;
     let read = tokio::time::timeout(SILENCE, read(&stream, chunk)).await;
     read.unwrap_or_else(|_| Err(silent("a chunk of a state")))
 }
@@ -364,7 +364,10 @@ pub async fn fetch(
     if wanted.is_empty() {
         return Ok(());
     }
-    let stream = open(broker).await?;
+    let mut js = broker.js.clone();
+    // A chunk may wait behind others, each of which may take this long.
+    js.set_timeout(SILENCE * AT_ONCE as u32);
+    let stream = open(&js).await?;
     let mut connections = broker.connections();
     let mut left: Vec<Chunk> = wanted.to_vec();
     let mut last_arrival = Instant::now();
@@ -433,11 +436,7 @@ pub async fn assemble(broker: &Broker, manifest: &Manifest) -> Result<Bytes, Bro
     })
 }
 
-/// Opens the stream for reads whose time the caller limits.
-async fn open(broker: &Broker) -> Result<Stream<()>, BrokerError> {
-    let mut js = broker.js.clone();
-    // A chunk may wait behind others, each of which may take this long.
-    js.set_timeout(SILENCE * AT_ONCE as u32);
+async fn open(js: &Context) -> Result<Stream<()>, BrokerError> {
     let stream = js.get_stream_no_info(subjects::CHUNK_STREAM).await;
     stream.map_err(BrokerError::operation("open the stream of chunks"))
 }

@@ -68,12 +68,11 @@ impl State {
         }
     }
 
-    /// Drops pieces until this many bytes are free, or none is left. Returns the freed bytes.
+    /// Drops the whole and then pieces until this many bytes are free, or none is left. Returns the
+    /// freed bytes.
     fn shrink(&mut self, by: u64) -> u64 {
         let before = self.bytes;
-        if by > 0 {
-            self.forget_whole();
-        }
+        self.forget_whole();
         let bytes = &mut self.bytes;
         self.pieces.retain(|_, piece| {
             let goes = before - *bytes < by;
@@ -182,13 +181,16 @@ impl Fetches {
     }
 
     /// Drops pieces beyond the limit. Those that were idle for longest go first.
-    fn bound(&self, states: &mut States) {
+    fn enforce_limit(&self, states: &mut States) {
         let idle = states.iter_mut().filter(|(_, state)| state.users == 0);
         let mut idle: Vec<&mut State> = idle.map(|(_, state)| state).collect();
         idle.sort_by_key(|state| state.idle_since);
         let bytes: u64 = idle.iter().map(|state| state.bytes).sum();
         let mut beyond = bytes.saturating_sub(self.limit);
         for state in idle {
+            if beyond == 0 {
+                break;
+            }
             beyond = beyond.saturating_sub(state.shrink(beyond));
         }
         states.retain(|_, state| state.users > 0 || state.bytes > 0);
@@ -225,7 +227,7 @@ impl Drop for User<'_> {
                 state.bound.swap_remove(at);
             }
         }
-        self.all.bound(&mut states);
+        self.all.enforce_limit(&mut states);
     }
 }
 

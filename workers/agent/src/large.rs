@@ -326,12 +326,8 @@ impl Runner {
         let state = &self.tip.state;
         let (execution, place) = (state.execution, state.boundary.as_ref()?);
         let digest = place.digest;
-        let whole = Box::pin(async {
-            let fetches = &self.shared.fetches;
-            let turn = fetches.turn(execution, self.epoch, place.bytes).await;
-            from_handover(&self.shared, &turn, delta).await
-        });
-        let whole = whole.await;
+        let bound = (execution, self.epoch);
+        let whole = Box::pin(from_handover(&self.shared, bound, place, delta)).await;
         let (state, pieces) = whole
             .inspect_err(|error| {
                 tracing::warn!(%error, "σ that was handed over cannot be put together");
@@ -506,27 +502,30 @@ async fn assemble(
 ) -> Result<(Bytes, Vec<Piece>), BrokerError> {
     turn.keep_only(manifest);
     let mut wanted = manifest.without(|digest| turn.has(digest));
-    let mut on_disk = Pieces::new();
     if !wanted.is_empty() {
-        on_disk = kept(shared, turn.execution()).await;
-        wanted.retain(|chunk| !on_disk.contains_key(&chunk.digest));
+        let mut on_disk = kept(shared, turn.execution()).await;
+        wanted.retain(|chunk| {
+            let found = on_disk.remove(&chunk.digest);
+            let is_missing = found.is_none();
+            found
+                .into_iter()
+                .for_each(|piece| turn.put(chunk.digest, piece));
+            is_missing
+        });
     }
     let bytes = |chunks: &[Chunk]| chunks.iter().map(|c| u64::from(c.bytes)).sum::<u64>();
     let of = bytes(&manifest.without(|_| false));
     let mut here = of - bytes(&wanted);
     turn.reached(here, of);
     let arrived = |chunk: Chunk, piece: Bytes| {
-        shared
-            .metrics
-            .chunk_bytes_fetched
-            .inc_by(piece.len() as u64);
-        here += piece.len() as u64;
+        let bytes = piece.len() as u64;
+        shared.metrics.chunk_bytes_fetched.inc_by(bytes);
+        here += bytes;
         turn.put(chunk.digest, piece);
         turn.reached(here, of);
     };
     chunks::fetch(&shared.broker, &wanted, arrived).await?;
-    let have = |digest: &Digest| turn.get(digest).or_else(|| on_disk.get(digest).cloned());
-    let state = chunks::join(manifest, have).ok_or_else(short)?;
+    let state = chunks::join(manifest, |digest| turn.get(digest)).ok_or_else(short)?;
     let mut at = 0;
     let pieces = manifest.chunks.iter().map(|chunk| {
         let from = at;
@@ -559,11 +558,14 @@ async fn verified(execution: ExecutionId, digest: Digest, state: Bytes) -> Resul
 /// When it cannot be assembled. The durable one can still be fetched later.
 async fn from_handover(
     shared: &Shared,
-    turn: &Turn<'_>,
+    (execution, epoch): (ExecutionId, Epoch),
+    place: &StatePlace,
     delta: Bytes,
 ) -> Result<(Bytes, Vec<Piece>), BrokerError> {
     let began = Instant::now();
     let (list, chunks) = list_of(delta)?;
+    let turn = shared.fetches.turn(execution, epoch, place.bytes).await;
+    let waited = began.elapsed();
     let manifest = match lists::earlier_of(&list)? {
         None => Manifest::decode(&list)?,
         Some(place) => match turn.list() {
@@ -574,8 +576,8 @@ async fn from_handover(
     for (digest, piece) in sent_with(&manifest, chunks)? {
         turn.put(digest, piece);
     }
-    let whole = assemble(shared, turn, &manifest).await?;
-    tracing::debug!(took = ?began.elapsed(), list = list.len(), "σ that was handed over is put together");
+    let (list, whole) = (list.len(), assemble(shared, &turn, &manifest).await?);
+    tracing::debug!(?waited, took = ?began.elapsed(), list, "σ that was handed over is put together");
     Ok(whole)
 }
 

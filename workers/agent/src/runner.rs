@@ -20,7 +20,9 @@ use fiec_schemas::hardware::RunningProgress;
 use fiec_schemas::package::Grant;
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::subjects::INLINE_STATE_LIMIT;
-use fiec_schemas::{BoundaryIndex, Digest, Event, Phase, Sequence, Submission, Timestamp};
+use fiec_schemas::{
+    BoundaryIndex, Digest, Event, Phase, Sequence, StatePlace, Submission, Timestamp,
+};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -331,10 +333,8 @@ impl Runner {
                     tokio::task::yield_now().await;
                 }
                 self.prepare_next().await;
-                if before
-                    .as_ref()
-                    .is_some_and(|b| b.bytes > INLINE_STATE_LIMIT as u64)
-                {
+                let fetched = |place: &StatePlace| place.bytes > INLINE_STATE_LIMIT as u64;
+                if before.as_ref().is_some_and(fetched) {
                     // The binding has lasted until its state was here.
                     self.shared.fetches.release(self.tip.state.execution);
                 }
