@@ -535,7 +535,12 @@ async fn assemble(
             range: from..at,
         }
     });
-    Ok((state, pieces.collect()))
+    let pieces: Vec<Piece> = pieces.collect();
+    for piece in &pieces {
+        // What is kept shares the memory of the whole.
+        turn.put(piece.digest, state.slice(piece.range.clone()));
+    }
+    Ok((state, pieces))
 }
 
 /// Compares the digest of the whole, on a blocking thread.
