@@ -92,7 +92,7 @@ SELECT e.id                                             AS execution,
        END                                              AS energy_coverage
 FROM executions e;
 
-COMMENT ON VIEW execution_summary IS 'waited, age, ran: by the broker''s clock; of an execution that has not ended, age and ran end by PostgreSQL''s clock';
+COMMENT ON VIEW execution_summary IS 'waited, age, ran: by the broker''s clock; of an execution that has not ended, age and ran end by PostgreSQL''s clock; crashes: of its whole life, of which only those since the last commit count against retries';
 
 -- One row for each batch. A batch that was submitted by name has one; the lines of one message, and
 -- the elements of an array, are a batch without a name.

@@ -204,7 +204,8 @@ tagged! { "type", "Event", EventKind,
         },
         /// The program ended without completing. It is retried from the last commit.
         Crashed {
-            /// Crashes so far.
+            /// Crashes since the last commit, with this one. Earlier versions counted all crashes so
+            /// far.
             attempt: u32,
             /// Exit status or signal, in words.
             exit: String,
@@ -420,6 +421,10 @@ pub struct ExecutionState {
     /// The messages that it emitted last. Its next holder makes sure that they are published.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outbox: Option<Outbox>,
+    /// Crashes of the program since the last commit. They count against the submission's `retries`.
+    /// 0 in messages of earlier versions.
+    #[serde(default, skip_serializing_if = "none32")]
+    pub crashes_since_commit: u32,
     /// Counters over its whole life.
     pub totals: Totals,
 }
@@ -586,7 +591,7 @@ pub struct Totals {
     /// Rebindings because of pressure.
     #[serde(default, skip_serializing_if = "none64")]
     pub pressure: u64,
-    /// Crashes of the program.
+    /// All crashes of the program.
     #[serde(default, skip_serializing_if = "none64")]
     pub crashes: u64,
     /// Computing time up to the last commit, in µs.
@@ -602,6 +607,21 @@ pub struct Totals {
 
 fn none64(n: &u64) -> bool {
     *n == 0
+}
+
+fn none32(n: &u32) -> bool {
+    *n == 0
+}
+
+impl Event {
+    /// Crashes since the last commit after this event, if there were so many before it.
+    pub const fn crashes_after(&self, before: u32) -> u32 {
+        match self {
+            Self::Crashed { .. } => before.saturating_add(1),
+            Self::Boundary(_) => 0,
+            _ => before,
+        }
+    }
 }
 
 impl ExecutionState {

@@ -114,6 +114,7 @@ impl ExecutionState {
             adjusted: None,
             parked: None,
             outbox: None,
+            crashes_since_commit: 0,
             totals: Totals::default(),
         }
     }
@@ -184,6 +185,7 @@ impl ExecutionState {
     }
 
     fn apply(&mut self, event: &Event, at: Timestamp) -> Result<(), TransitionError> {
+        self.crashes_since_commit = event.crashes_after(self.crashes_since_commit);
         match event {
             Event::Submitted => {
                 if self.ordinal != 1 {

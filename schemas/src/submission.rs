@@ -127,7 +127,8 @@ pub struct Submission {
         deserialize_with = "by_name"
     )]
     pub viability: Thresholds,
-    /// How many crashes of the program are followed by a retry from the last commit.
+    /// How many crashes of the program are followed by a retry from the last commit. Each commit of
+    /// a new boundary begins the count again.
     #[serde(
         default = "default_retries",
         skip_serializing_if = "is_default_retries"

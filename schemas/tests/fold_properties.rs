@@ -181,6 +181,13 @@ proptest! {
                 prop_assert!(next.epoch > 0);
             }
             prop_assert!(next.totals.commits >= before.totals.commits);
+            let crashes = match &event {
+                Event::Crashed { .. } => before.crashes_since_commit + 1,
+                _ if next.totals.commits > before.totals.commits => 0,
+                _ => before.crashes_since_commit,
+            };
+            prop_assert_eq!(next.crashes_since_commit, crashes);
+            prop_assert!(u64::from(crashes) <= next.totals.crashes);
             if matches!(event, Event::Started { .. }) {
                 prop_assert!(matches!(before.phase, Phase::Bound(_)));
             }

@@ -493,6 +493,7 @@ fn state() -> ExecutionState {
         parts: vec![part; PARTS_LIMIT],
     }));
     state.outbox = Some(outbox());
+    state.crashes_since_commit = u32::MAX;
     state.totals = Totals {
         commits: u64::MAX,
         state_bytes: u64::MAX,

@@ -144,6 +144,7 @@ impl Runner {
             }
         };
         self.ahead = ahead_of(&draft);
+        self.crashes = draft.state.crashes_since_commit;
         self.after = std::mem::take(&mut message.after);
         if message.state.is_empty() && draft.carries_state() {
             message.state = self.last.clone().unwrap_or_default();

@@ -319,11 +319,8 @@ impl Runner {
         }
         self.forget_park();
         let waiting = self.staged.iter().flat_map(|m| &m.events);
-        let unrecorded = waiting
-            .filter(|e| matches!(e, Event::Crashed { .. }))
-            .count() as u64;
-        let attempt =
-            u32::try_from(self.tip.state.totals.crashes + unrecorded + 1).unwrap_or(u32::MAX);
+        let before = waiting.fold(self.crashes, |crashes, e| e.crashes_after(crashes));
+        let attempt = before.saturating_add(1);
         let wait = backoff(self.shared.options.backoff, attempt);
         let mut events = Vec::new();
         if !self.started {
@@ -350,7 +347,7 @@ impl Runner {
         if gives_up {
             self.shared.metrics.failed.inc();
             let reason = format!(
-                "the program crashed {attempt} times ({exit}); retries: {}",
+                "the program crashed {attempt} times since its last commit ({exit}); retries: {}",
                 self.spec.retries
             );
             events.push(Event::Failed { reason, stderr });

@@ -88,7 +88,7 @@ impl Held {
 fn outcome(tip: &Tip, retries: u32, words: &str, now: Timestamp) -> Vec<Event> {
     let state = &tip.state;
     let reason = format!("the worker's runner panicked: {words}");
-    let attempt = u32::try_from(state.totals.crashes + 1).unwrap_or(u32::MAX);
+    let attempt = state.crashes_since_commit.saturating_add(1);
     let mut events = Vec::new();
     if matches!(state.phase, Phase::Bound(_)) {
         events.push(Event::Started {
@@ -108,7 +108,7 @@ fn outcome(tip: &Tip, retries: u32, words: &str, now: Timestamp) -> Vec<Event> {
         events.push(Event::Cancelled { who });
     } else if attempt > retries {
         events.push(Event::Failed {
-            reason: format!("{reason} (crash {attempt}; retries: {retries})"),
+            reason: format!("{reason} (crash {attempt} since its last commit; retries: {retries})"),
             stderr: String::new(),
         });
     } else {

@@ -151,6 +151,9 @@ pub(crate) struct Runner {
     pub(crate) ahead: Option<Tip>,
     /// Messages that wait for the append in flight, in order.
     pub(crate) staged: VecDeque<Message>,
+    /// Crashes of its program since its last commit, as the append in flight or else the tip has
+    /// them.
+    pub(crate) crashes: u32,
     /// A message with `started` has been staged.
     pub(crate) started: bool,
     /// Start of its first capsule here.

@@ -99,6 +99,7 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
             interval_ms: 0,
             progress,
             older: Older::read(&shared, &tip),
+            crashes: tip.state.crashes_since_commit,
             tip,
             chain,
             recheck: false,

@@ -12,7 +12,7 @@ use fiec_agent::packages::{Packages, Program};
 use fiec_broker::{registry, store};
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::package::{Grant, Manifest, ProgramRecord};
-use fiec_schemas::{Digest, Event, ExecutionId, Timestamp, subjects};
+use fiec_schemas::{Digest, Event, ExecutionId, LedgerMessage, Timestamp, subjects};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
@@ -259,6 +259,63 @@ async fn a_program_of_frames_that_ends_before_it_is_ready_has_crashed_and_its_bu
     // A process may die of what it did before, so the first of an attempt is spared.
     let starts = std::fs::read_to_string(&starts).unwrap().lines().count();
     assert!((2..=4).contains(&starts), "{starts} starts");
+    agent.leave().await;
+}
+
+/// Counts to 24, and crashes once after each second boundary. After boundary 4 it crashes each time
+/// if it is to stay there.
+fn stumbling(marks: &Path, stays: bool) -> String {
+    let once = format!("mkdir {}/$n 2>/dev/null", marks.display());
+    let again = if stays { "[ $n -eq 4 ] || " } else { "" };
+    format!(
+        "#!/bin/sh
+n=$(cat \"$FIEC_STATE_DIR/n\" 2>/dev/null || echo 0)
+if [ $n -gt 0 ] && [ $((n % 2)) -eq 0 ] && {{ {again}{once}; }}; then exit 1; fi
+n=$((n + 1))
+echo $n > \"$FIEC_STATE_DIR/n\"
+[ $n -lt 24 ] && exit 85
+echo \"{{\\\"n\\\": $n}}\" > \"$FIEC_RESULT\"
+"
+    )
+}
+
+#[tokio::test]
+async fn crashes_with_a_commit_between_them_do_not_add_up() {
+    let world = World::start().await;
+    let mut options = world.options("n1");
+    options.allow_programs = vec!["*".to_owned()];
+    let agent = world.agent_with(options).await;
+    let text = r#"{"entry":["./run.sh"],"protocol":"state_dir"}"#;
+    let manifest = Manifest::parse(text.as_bytes()).unwrap();
+    let mut ids = Vec::new();
+    for (program, stays) in [("goes@1", false), ("stays@1", true)] {
+        let marks = world.folder.path().join(program);
+        std::fs::create_dir(&marks).unwrap();
+        let script = stumbling(&marks, stays);
+        let artifact = tar(&[("fiec.json", Some(text)), ("run.sh", Some(&script))]);
+        world
+            .register_as(program, manifest.clone(), &artifact)
+            .await;
+        let line = json!({"program": program, "retries": 3, "commit": {"every": 1}});
+        ids.push(world.submit(&line.to_string(), &agent).await);
+    }
+    let ended = |m: &LedgerMessage| m.state.phase.is_terminal();
+    let last = world.wait(ids[0], "its end", ended).await;
+    let totals = last.state.totals;
+    assert_eq!(
+        (last.state.phase.as_str(), totals.crashes),
+        ("completed", 11)
+    );
+
+    let last = world.wait_phase(ids[1], "failed").await;
+    assert_eq!(
+        (last.state.boundary_index(), last.state.totals.crashes),
+        (4, 5)
+    );
+    let Some(Event::Failed { reason, .. }) = last.events.last() else {
+        panic!("{last:?}")
+    };
+    assert!(reason.contains("crashed 4 times"), "{reason}");
     agent.leave().await;
 }
 

@@ -271,11 +271,12 @@ fn print_state(state: &ExecutionState, reply: &ApiReply, ended: Option<String>) 
     rows.push((
         "totals",
         format!(
-            "{} commits, {} rebindings ({} for pressure), {} crashes",
+            "{} commits, {} rebindings ({} for pressure), {} crashes ({} since the last commit)",
             state.totals.commits,
             state.totals.rebindings,
             state.totals.pressure,
-            state.totals.crashes
+            state.totals.crashes,
+            state.crashes_since_commit
         ),
     ));
     rows.extend(energy(state).map(|words| ("energy", words)));

@@ -197,7 +197,10 @@ fn event_in_words(event: &Event, state: &ExecutionState) -> String {
             backoff_ms,
             ..
         } => {
-            format!("program crashed ({exit}), attempt {attempt}, again in {backoff_ms} ms")
+            format!(
+                "program crashed ({exit}), crash {attempt} since its last commit, again in \
+                 {backoff_ms} ms"
+            )
         }
         Event::Completed {
             capsules,

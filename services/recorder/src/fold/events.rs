@@ -97,7 +97,10 @@ impl Step<'_> {
                 stderr,
                 backoff_ms,
             } => {
-                let detail = format!("crash {attempt}: {exit}; tried again after {backoff_ms} ms");
+                let detail = format!(
+                    "crash {attempt} since its last commit: {exit}; tried again after \
+                     {backoff_ms} ms"
+                );
                 self.note(EventKind::Crashed, detail);
                 self.columns().stderr_tail = Some(stderr);
             }

@@ -63,6 +63,8 @@ pub struct State {
     pub boundary: Option<Place>,
     pub batch: Option<Batch>,
     #[serde(default)]
+    pub crashes_since_commit: u64,
+    #[serde(default)]
     pub totals: Totals,
 }
 

@@ -34,6 +34,7 @@ struct Fold {
     /// Author of the worker that the last binding names.
     holder: String,
     boundary: Option<(u64, String)>,
+    crashes_since_commit: u64,
     totals: Totals,
     /// Epochs that were started.
     started: BTreeSet<u64>,
@@ -189,6 +190,7 @@ impl Fold {
                 _ => String::new(),
             },
             boundary: state.boundary.as_ref().map(|p| (p.index, p.digest.clone())),
+            crashes_since_commit: state.crashes_since_commit,
             totals: state.totals.clone(),
             started,
         }
@@ -243,11 +245,15 @@ impl Fold {
                     say(Rule::Progress, what);
                 }
                 self.boundary = Some((index, text(event, "digest").to_owned()));
+                self.crashes_since_commit = 0;
                 self.totals.commits += 1;
                 self.totals.state_bytes += number(event, "bytes");
                 self.totals.compute_us += number(event, "compute_us");
             }
-            "crashed" => self.totals.crashes += 1,
+            "crashed" => {
+                self.crashes_since_commit += 1;
+                self.totals.crashes += 1;
+            }
             "yielded" | "refused" | "resumed" => self.phase = "pending".to_owned(),
             "stepped_back" => {
                 let to = number(&event["to"], "index");
@@ -311,9 +317,16 @@ impl Fold {
             &state.phase.is,
             state.epoch,
             boundary.map(|place| (place.index, place.digest.clone())),
+            state.crashes_since_commit,
             &state.totals,
         );
-        let own = (&self.phase, self.epoch, self.boundary.clone(), &self.totals);
+        let own = (
+            &self.phase,
+            self.epoch,
+            self.boundary.clone(),
+            self.crashes_since_commit,
+            &self.totals,
+        );
         if said != own {
             say(
                 Rule::State,
