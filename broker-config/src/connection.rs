@@ -324,9 +324,25 @@ impl Broker {
         self.connections.noticed.subscribe()
     }
 
-    /// The id of the present server process.
+    /// The id of the present server process. Behind a new connection it is the id of the one before,
+    /// for a moment: see [`Broker::server_in_use`].
     pub fn server(&self) -> String {
         self.client.server_info().server_id
+    }
+
+    /// The id of the server process behind the present connection. The client counts a connection
+    /// a moment before it takes it into use and stores its id. It flushes what it is told to only
+    /// with a connection in use.
+    ///
+    /// # Errors
+    /// When the time limit of a request is over.
+    pub async fn server_in_use(&self) -> Result<String, BrokerError> {
+        const WHAT: &str = "flush the connection";
+        let flushed = tokio::time::timeout(self.ack_within, self.client.flush()).await;
+        flushed
+            .map_err(BrokerError::operation(WHAT))?
+            .map_err(BrokerError::operation(WHAT))?;
+        Ok(self.server())
     }
 
     /// Wraps a publish that was just sent.

@@ -378,7 +378,19 @@ pub(crate) async fn follow(shared: Arc<Shared>, stop: CancellationToken) {
             () = stop.cancelled() => return,
             changed = connections.changed() => if changed.is_err() { return },
         }
-        let now = shared.broker.server();
+        let now = match stop
+            .run_until_cancelled(shared.broker.server_in_use())
+            .await
+        {
+            Some(Ok(now)) => now,
+            Some(Err(error)) => {
+                tracing::debug!(%error, "it is not known which broker answers; asking again");
+                stop.run_until_cancelled(tokio::time::sleep(RETRY)).await;
+                connections.mark_changed();
+                continue;
+            }
+            None => return,
+        };
         if std::mem::replace(&mut server, now.clone()) == now {
             continue;
         }
