@@ -92,6 +92,9 @@ impl Runner {
             self.flight = Some(self.restored());
             return;
         }
+        if self.store_emits() {
+            return;
+        }
         let Some(mut message) = self.staged.pop_front() else {
             return;
         };

@@ -10,12 +10,14 @@ use base64::engine::general_purpose::STANDARD;
 use fiec_broker::outbox::{self, Emit};
 use fiec_broker::{BrokerError, Tip, leader};
 use fiec_kit::frames;
-use fiec_schemas::event::Requested;
-use fiec_schemas::{Event, ExecutionState, RequestKind, Sequence};
+use fiec_schemas::event::{Outbox, Requested};
+use fiec_schemas::{Cause, Event, ExecutionState, Phase, RequestKind, Sequence};
 use tokio::time::Instant;
 
+use crate::attempts::cut;
 use crate::cache::NotCached;
 use crate::message::Message;
+use crate::pending_order::PendingOrder;
 use crate::replies::NotTaken;
 use crate::runner::Runner;
 use crate::shared::Shared;
@@ -24,7 +26,10 @@ use crate::shared::Shared;
 const PAUSE: Duration = Duration::from_secs(1);
 /// After this time no further attempt to publish owed messages begins. It is shorter than the time
 /// after which the policy service binds an execution elsewhere that does not start.
-const RETRIED_FOR: Duration = Duration::from_secs(5);
+const PUBLISHED_WITHIN: Duration = Duration::from_secs(5);
+/// After this time no further attempt to store messages begins. It is longer than the election of a
+/// leader: a program that is given back computes again what it did since its last commit.
+const STORED_WITHIN: Duration = Duration::from_secs(10);
 /// Longest attempt. It may look for a chunk until no leader can be cut off any more.
 const ATTEMPT: Duration = leader::CUT_OFF.saturating_add(Duration::from_secs(5));
 /// The limits of one commit: those of a capsule, twice, because as much may have waited.
@@ -51,8 +56,8 @@ fn read(emit: frames::Emit) -> Result<Emit, String> {
 }
 
 impl Runner {
-    /// Stores a program's messages before the ledger message that names them. Returns false if that
-    /// failed: the execution has then failed, or the agent halts.
+    /// Adds a program's messages to the ledger message that will name them. Returns false if they are
+    /// more than is allowed: the execution has then failed.
     pub(crate) async fn emit(&mut self, message: &mut Message, emits: Vec<frames::Emit>) -> bool {
         // Messages up to the last commit were emitted already: the capsule was computed again.
         let through = self.tip.state.outbox.map_or(0, |outbox| outbox.through);
@@ -72,25 +77,30 @@ impl Runner {
             }
             Ok(emits)
         });
-        let emits = match emits {
-            Ok(emits) if emits.is_empty() => return true,
-            Ok(emits) => emits,
+        match emits {
+            Ok(emits) => {
+                message.unstored = emits;
+                true
+            }
             Err(reason) => {
                 self.child = None;
                 self.wait = None;
                 self.failed(reason, String::new()).await;
-                return false;
+                false
             }
-        };
-        let (shared, state) = (self.shared.clone(), &self.tip.state);
-        let stored = attempt(&shared, || {
-            outbox::store(&shared.broker, &state.tenant, state.execution, &emits)
-        });
-        let Some(outbox) = stored.await else {
+        }
+    }
+
+    /// Begins to store the messages that the next ledger message will name. Returns false if it names
+    /// none.
+    pub(crate) fn store_emits(&mut self) -> bool {
+        let Some(next) = self.staged.front_mut().filter(|m| !m.unstored.is_empty()) else {
             return false;
         };
-        message.events.push(Event::Emitted { outbox });
-        message.emits = emits;
+        let emits = std::mem::take(&mut next.unstored);
+        let work = Box::pin(store(self.shared.clone(), self.tip.state.clone(), emits));
+        let next = Next::Append;
+        self.settling = Some(Settling { work, next });
         true
     }
 
@@ -100,31 +110,54 @@ impl Runner {
         self.settling = Some(Settling { work, next });
     }
 
-    /// Goes on when the messages are published. If they cannot be, gives the binding back: its slot
-    /// is free, and another node may reach the stream.
-    pub(crate) async fn outbox_settled(&mut self, settled: Result<Option<Sequence>, NotSettled>) {
+    /// Goes on when the messages are published or stored. If they cannot be, gives the binding back:
+    /// its slot is free, and another node may reach the stream.
+    pub(crate) async fn outbox_settled(&mut self, settled: Result<Done, NotSettled>) {
         let next = self.settling.take().map(|settling| settling.next);
         match settled {
-            Ok(superseded) => {
+            Ok(Done::Stored(outbox, emits)) => {
+                if let Some(message) = self.staged.front_mut() {
+                    message.carry(outbox, emits);
+                }
+            }
+            Ok(Done::Published(superseded)) => {
                 self.shared
                     .supersede_chunks(superseded.into_iter().collect());
                 if matches!(next, Some(Next::Launch)) && !self.finish_requested() {
                     self.launch(None).await;
                 }
             }
-            Err(error) => {
-                // Reports of a program that computes already are dropped. They are made again from
-                // the last commit.
-                self.drop_staged(Vec::new(), &NotTaken::Leaving).await;
-                self.child = None;
-                self.wait = None;
-                self.silence = None;
-                // The recorder publishes the messages of an ended execution.
-                if !self.finish_requested() {
-                    self.refuse(&NotCached(error.to_string()));
-                }
-            }
+            Err(error) => self.give_back(&error).await,
         }
+    }
+
+    /// Gives the binding back at the last commit. Reports of a program that computes already are
+    /// dropped, and made again from there.
+    async fn give_back(&mut self, error: &NotSettled) {
+        self.drop_staged(Vec::new(), &NotTaken::Leaving).await;
+        self.child = None;
+        self.wait = None;
+        self.silence = None;
+        // The recorder publishes the messages of an ended execution.
+        if self.finish_requested() {
+            return;
+        }
+        let reason = NotCached(error.to_string());
+        if !self.is_started() {
+            return self.refuse(&reason);
+        }
+        tracing::warn!(%reason, "given back; it goes on elsewhere from its last commit");
+        self.finish(vec![Event::Yielded {
+            cause: Cause::NotTaken {
+                reason: cut(reason.to_string()),
+            },
+            computed_until: self.shared.broker.now(),
+        }]);
+    }
+
+    /// Whether the ledger says that it is started.
+    fn is_started(&self) -> bool {
+        matches!(self.tip.state.phase, Phase::Started(_))
     }
 
     /// Ends as was requested of a worker that died before it could do it. Returns false if nothing
@@ -133,22 +166,33 @@ impl Runner {
         let Some(Requested { what, who, .. }) = self.tip.state.requested.clone() else {
             return false;
         };
-        self.finish(vec![match what {
-            RequestKind::Cancel => Event::Cancelled { who },
-            RequestKind::Pause => Event::Paused { who },
-        }]);
+        self.finish(match what {
+            RequestKind::Cancel => vec![Event::Cancelled { who }],
+            RequestKind::Pause if self.is_started() => {
+                let pause = PendingOrder::Pause { who };
+                pause.events(self.epoch, self.shared.broker.now()).0
+            }
+            RequestKind::Pause => vec![Event::Paused { who }],
+        });
         true
     }
 }
 
-/// The publishing of messages that the holder before owed.
+/// The storing of emitted messages, or the publishing of those that the holder before owed.
 pub(crate) struct Settling {
-    /// Ends with the sequence of the chunk that is not needed any more.
-    pub(crate) work: Pin<Box<dyn Future<Output = Result<Option<Sequence>, NotSettled>> + Send>>,
+    pub(crate) work: Pin<Box<dyn Future<Output = Result<Done, NotSettled>> + Send>>,
     next: Next,
 }
 
-/// What follows the publishing of owed messages.
+/// What was done with emitted messages.
+pub(crate) enum Done {
+    /// They are published. The sequence of the chunk that is not needed any more.
+    Published(Option<Sequence>),
+    /// They are stored, for the next ledger message.
+    Stored(Outbox, Vec<Emit>),
+}
+
+/// What follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
     /// The program is started.
@@ -157,28 +201,66 @@ pub(crate) enum Next {
     Append,
 }
 
-/// Owed messages that were not published in time.
+/// Emitted messages that were not published or stored in time.
 #[derive(Debug, thiserror::Error)]
-#[error("messages that it emitted earlier cannot be published: {0}")]
-pub(crate) struct NotSettled(String);
+pub(crate) enum NotSettled {
+    /// Those of the last commit.
+    #[error("messages that it emitted earlier cannot be published: {0}")]
+    Published(String),
+    /// Those of the next commit.
+    #[error("messages that it emitted cannot be stored: {0}")]
+    Stored(String),
+}
 
-/// Publishes an execution's owed messages, with retries for [`RETRIED_FOR`].
-async fn settle(
+/// Publishes an execution's owed messages.
+async fn settle(shared: Arc<Shared>, state: ExecutionState) -> Result<Done, NotSettled> {
+    let (broker, owed) = (&shared.broker, &state);
+    let published = insist(&shared, &state, PUBLISHED_WITHIN, || async move {
+        match outbox::settle(broker, owed).await {
+            Err(error) if is_damage(&error) => Ok(None),
+            settled => settled,
+        }
+    });
+    let published = published.await.map_err(NotSettled::Published)?;
+    Ok(Done::Published(published))
+}
+
+/// Stores the messages of the next commit.
+async fn store(
     shared: Arc<Shared>,
     state: ExecutionState,
-) -> Result<Option<Sequence>, NotSettled> {
-    let until = Instant::now() + RETRIED_FOR;
+    emits: Vec<Emit>,
+) -> Result<Done, NotSettled> {
+    let stored = insist(&shared, &state, STORED_WITHIN, || {
+        outbox::store(&shared.broker, &state.tenant, state.execution, &emits)
+    });
+    let stored = stored.await.map_err(NotSettled::Stored)?;
+    Ok(Done::Stored(stored, emits))
+}
+
+/// Repeats an action until it succeeds, or has failed for this time while the broker answered: what
+/// it needs is then not there. Without any answer the binding could not be given back either.
+async fn insist<T, F: Future<Output = Result<T, BrokerError>>>(
+    shared: &Shared,
+    state: &ExecutionState,
+    within: Duration,
+    mut action: impl FnMut() -> F,
+) -> Result<T, String> {
+    let mut since = Instant::now();
     loop {
-        let settled = outbox::settle(&shared.broker, &state);
-        let error = match tokio::time::timeout(ATTEMPT, settled).await {
-            Ok(Ok(superseded)) => return Ok(superseded),
-            Ok(Err(error)) if is_damage(&error) => return Ok(None),
+        let error = match tokio::time::timeout(ATTEMPT, action()).await {
+            Ok(Ok(done)) => return Ok(done),
+            Ok(Err(error)) if is_damage(&error) => return Err(error.to_string()),
             Ok(Err(error)) => error.to_string(),
             Err(_) => format!("no answer within {} s", ATTEMPT.as_secs()),
         };
-        tracing::warn!(error, "cannot publish what was emitted");
-        if Instant::now() + PAUSE > until {
-            return Err(NotSettled(error));
+        tracing::warn!(error, "what was emitted cannot be stored or published");
+        let ledger = shared.ledger.last(&state.tenant, state.execution);
+        if !matches!(tokio::time::timeout(ATTEMPT, ledger).await, Ok(Ok(_))) {
+            since = Instant::now();
+        }
+        if since.elapsed() + PAUSE > within {
+            return Err(error);
         }
         tokio::time::sleep(PAUSE).await;
     }

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use fiec_broker::outbox::Emit;
 use fiec_broker::{Draft, Tip};
 use fiec_kit::frames::{BoundaryReport, Made};
+use fiec_schemas::event::Outbox;
 use fiec_schemas::limits::{self, INLINE_RESULT_LIMIT, OUTPUTS_LIMIT, RESULT_LIMIT};
 use fiec_schemas::messages::Destination;
 use fiec_schemas::subjects::INLINE_STATE_LIMIT;
@@ -55,7 +56,9 @@ pub struct Message {
     pub digest: Option<Digest>,
     /// Outputs that must be stored before it.
     pub outputs: Vec<(Digest, Bytes)>,
-    /// Messages to the outside, published after it.
+    /// Messages to the outside that must be stored before it. It cannot be built before that.
+    pub unstored: Vec<Emit>,
+    /// Messages to the outside that are stored, published after it.
     pub emits: Vec<Emit>,
     /// Actions after its acknowledgement.
     pub after: Vec<After>,
@@ -122,6 +125,17 @@ impl Message {
         })
     }
 
+    /// Adds messages to the outside that are stored now: they belong to its boundary.
+    pub fn carry(&mut self, outbox: Outbox, emits: Vec<Emit>) {
+        let boundary = self
+            .events
+            .iter()
+            .position(|e| matches!(e, Event::Boundary(_)));
+        let at = boundary.map_or(self.events.len(), |at| at + 1);
+        self.events.insert(at, Event::Emitted { outbox });
+        self.emits = emits;
+    }
+
     fn commits(&self) -> bool {
         self.events.iter().any(|e| matches!(e, Event::Boundary(_)))
     }
@@ -131,6 +145,7 @@ impl Message {
     pub fn build_ahead(&mut self, ahead: Option<&Tip>, author: &str, now: Timestamp) {
         if let Some(tip) = ahead
             && self.draft.is_none()
+            && self.unstored.is_empty()
             && self.commits()
         {
             self.draft = Draft::new(tip, self.events.clone(), author, now).ok();

@@ -31,7 +31,7 @@ use crate::ahead;
 use crate::attempts;
 use crate::child_process::Child;
 use crate::data::NoData;
-use crate::emitted::{Next, NotSettled, Settling};
+use crate::emitted::{Done, Next, NotSettled, Settling};
 use crate::entrusted_bindings::EntrustedBinding;
 use crate::handover;
 use crate::healing::Older;
@@ -79,8 +79,8 @@ enum Input {
     Halt,
     Fetched((Digest, Result<Bytes, NoData>)),
     Silence,
-    /// The messages that the holder before owed are published, or cannot be.
-    Outbox(Result<Option<Sequence>, NotSettled>),
+    /// Emitted messages are stored, or owed ones are published, or they cannot be.
+    Outbox(Result<Done, NotSettled>),
 }
 
 /// Reason for the runner's timer.
@@ -168,7 +168,8 @@ pub(crate) struct Runner {
     pub(crate) wait: Option<(Wait, Instant)>,
     /// Nothing more will be staged. The loop ends when everything is settled.
     pub(crate) ended: bool,
-    /// The publishing of messages that the holder before owed. Nothing is appended until its end.
+    /// The storing of emitted messages, or the publishing of those that the holder before owed.
+    /// Nothing is appended until its end.
     pub(crate) settling: Option<Settling>,
     /// Its failure was staged because another message was impossible.
     pub(crate) gave_up: bool,
@@ -499,7 +500,7 @@ impl Runner {
                     if !Box::pin(self.emit(&mut message, emits)).await {
                         return;
                     }
-                    if !message.events.is_empty() {
+                    if !message.unstored.is_empty() {
                         self.stage(message).await;
                     }
                 }

@@ -9,6 +9,7 @@ use fiec_broker::ledger::Entry;
 use fiec_broker::outbox::PLACE_HEADER;
 use fiec_broker::topology::{self, Profile};
 use fiec_schemas::messages::ControlRequest;
+use fiec_schemas::package::Grant;
 use fiec_schemas::{Cause, Event, ExecutionId, LedgerMessage, subjects};
 use serde_json::json;
 
@@ -54,8 +55,13 @@ async fn chunks(world: &World, id: ExecutionId) -> u64 {
 
 /// From here on commits can be stored, and what they carry cannot be published.
 async fn withhold(world: &World) {
+    withhold_stream(world, subjects::OUTBOX_STREAM).await;
+}
+
+/// From here on nothing can be stored in a stream.
+async fn withhold_stream(world: &World, name: &str) {
     let js = &world.broker.js;
-    let stream = js.get_stream(subjects::OUTBOX_STREAM).await.unwrap();
+    let stream = js.get_stream(name).await.unwrap();
     js.update_stream(async_nats::jetstream::stream::Config {
         subjects: vec!["elsewhere.*".to_owned()],
         ..stream.cached_info().config.clone()
@@ -283,4 +289,49 @@ async fn a_program_that_computes_ahead_of_messages_that_cannot_be_published_give
     assert_eq!(published(&world, id).await, ticks(4_000));
     a.leave().await;
     b.leave().await;
+}
+
+#[tokio::test]
+async fn a_program_whose_messages_cannot_be_stored_hears_orders_and_is_given_back_with_its_slot() {
+    let world = World::start().await;
+    let a = agent(&world, "a").await;
+    let id = world
+        .submit(&line(2_000, 5, json!({ "rest_us": 2_500 })), &a)
+        .await;
+    let some = |m: &LedgerMessage| m.state.totals.commits > 3;
+    world.wait(id, "some commits", some).await;
+    withhold_stream(&world, subjects::CHUNK_STREAM).await;
+    let stuck = owing(&world, id).await.message.state;
+    assert_eq!(stuck.phase.as_str(), "started");
+    // It has that grant already, and says so although it can append nothing.
+    let same = ControlRequest::Reconfigure {
+        execution: id,
+        epoch: stuck.epoch,
+        grant: Grant::default(),
+        who: "ann".to_owned(),
+    };
+    let answer = world.control(&a.node, &same).await.unwrap();
+    assert!(answer.error.unwrap().contains("already"));
+
+    let cause = |m: &LedgerMessage| match m.events.last() {
+        Some(Event::Yielded { cause, .. }) => Some(cause.in_words()),
+        _ => None,
+    };
+    let back = world
+        .wait(id, "the binding to be given back", |m| cause(m).is_some())
+        .await;
+    let reason = cause(&back).unwrap();
+    assert!(reason.contains("cannot be stored"), "{reason}");
+    assert_eq!(back.state.boundary_index(), stuck.boundary_index());
+    assert_eq!(back.state.totals.crashes, 0);
+    let silent = world
+        .submit(&line(3, 1, json!({ "emit_every": 0 })), &a)
+        .await;
+    world.wait_phase(silent, "completed").await;
+
+    mend(&world).await;
+    bind_after(&world, world.last(id).await, &a).await;
+    world.wait_phase(id, "completed").await;
+    assert_eq!(published(&world, id).await, ticks(2_000));
+    a.leave().await;
 }
