@@ -15,8 +15,9 @@ const STATE_BYTES: u64 = 24_000_000;
 /// The state takes 8 s.
 const BYTES_PER_SECOND: u32 = 3_000_000;
 
+/// It runs for 9 s after its first commit, so that it is still there when it shall move.
 fn params() -> Value {
-    json!({"capsules": 400, "rest_us": 5_000, "state_bytes": STATE_BYTES})
+    json!({"capsules": 400, "rest_us": 30_000, "state_bytes": STATE_BYTES})
 }
 
 /// A node that holds an execution with a large state, and another one behind a slow link.
