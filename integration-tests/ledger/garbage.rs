@@ -312,7 +312,15 @@ async fn garbage_on_every_subject_stops_nothing_and_what_is_refused_is_recorded(
     let mut dice = Dice::new();
     let mut lab = Lab::start(ClusterOptions {
         worker_args: slots(2),
-        policy_args: args(&["--no-preemption", "--no-slicing", "--verify-share", "0"]),
+        policy_args: args(&[
+            "--no-preemption",
+            "--no-slicing",
+            "--verify-share",
+            "0",
+            // Each binding has a message of its own, and a capsule message.
+            "--entrust-ms",
+            "0",
+        ]),
         ..workers_with_history(2)
     })
     .await;

@@ -4,10 +4,10 @@
 use crate::stage;
 use crate::stage::store::{cut_tail, length, put_back, saved};
 use crate::stage::{
-    Exempt, Lab, digest_of, undisturbed_synthetic, until, workers, workers_with_history,
+    Exempt, Lab, args, digest_of, undisturbed_synthetic, until, workers, workers_with_history,
 };
 use fiec_broker::Ledger;
-use fiec_lab::cluster::Cluster;
+use fiec_lab::cluster::{Cluster, ClusterOptions};
 use fiec_schemas::{Event, ExecutionId, LedgerMessage, subjects};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -286,7 +286,12 @@ async fn what_ended_on_a_worker_that_has_gone_is_computed_again_with_the_same_bi
 /// Their consumers, which the broker keeps, have got messages whose sequences are given out again.
 #[tokio::test]
 async fn submissions_and_capsules_arrive_after_their_streams_have_lost_their_end() {
-    let mut lab = Lab::start(workers(1)).await;
+    // Bindings that are left to their nodes are no capsule messages.
+    let mut lab = Lab::start(ClusterOptions {
+        policy_args: args(&["--entrust-ms", "0"]),
+        ..workers(1)
+    })
+    .await;
     let short = params(3);
     let several = async |lab: &Lab, part: &str, count: usize| {
         for number in 0..count {

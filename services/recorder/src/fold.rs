@@ -39,6 +39,19 @@ struct Folded {
     state: Option<ExecutionState>,
 }
 
+impl Folded {
+    /// One that the table has.
+    fn known() -> Self {
+        Self {
+            is_new: false,
+            spec: None,
+            columns: EventColumns::default(),
+            has_new_boundary: false,
+            state: None,
+        }
+    }
+}
+
 /// Folds a batch. The messages must be in the stream's order. The caller must have looked up the
 /// executions that [`Known::unknown`] names.
 pub fn fold(messages: Vec<Message>, known: &mut Known) -> Rows {
@@ -88,6 +101,13 @@ fn fold_message(
     let is_repeated = state.ordinal <= tracked.ordinal
         && (stored_at <= tracked.stored_at || tracked.digest == Some(digest));
     if is_repeated {
+        // The broker had lost it, and its author appended it again as it was.
+        let is_moved = tracked.digest == Some(digest) && stored_at > tracked.stored_at;
+        if is_moved && seq != tracked.seq {
+            (tracked.seq, tracked.stored_at) = (seq, stored_at);
+            let execution = executions.entry(state.execution);
+            execution.or_insert_with(Folded::known).state = Some(state);
+        }
         return;
     }
     // The broker may have lost the end of the same run: then that run goes on, and is recorded.
@@ -111,9 +131,7 @@ fn fold_message(
         is_new: !is_recorded && state.ordinal == 1,
         // Every message of a live execution has the submission; the table needs it once.
         spec: state.spec.clone().filter(|_| !is_recorded),
-        columns: EventColumns::default(),
-        has_new_boundary: false,
-        state: None,
+        ..Folded::known()
     });
     let mut step = Step {
         rows,

@@ -243,6 +243,32 @@ fn messages_seen_before_change_nothing() {
 }
 
 #[test]
+fn a_last_message_that_was_lost_and_appended_again_as_it_was_has_its_new_place() {
+    let mut ledger = lost_ledger();
+    ledger.pop();
+    let mut known = Known::default();
+    fold(ledger.clone(), &mut known);
+    let mut again = ledger.pop().unwrap();
+    let before = (again.seq, again.stored_at);
+    again.seq += 10;
+    again.stored_at = at(1_000);
+    let rows = fold(vec![again.clone()], &mut known);
+    let row = &rows.executions[0];
+    assert_ne!((row.seq, row.recorded_at), before);
+    assert_eq!((row.seq, row.recorded_at), (again.seq, again.stored_at));
+    assert_eq!(
+        (row.ordinal, row.is_new),
+        (again.message.state.ordinal, false)
+    );
+    assert!(rows.placements.is_empty() && rows.events.is_empty() && rows.missing.is_empty());
+    // The same again is nothing new, nor is one that is not the last.
+    assert!(fold(vec![again], &mut known).executions.is_empty());
+    let mut early = ledger.pop().unwrap();
+    early.seq += 20;
+    assert!(fold(vec![early], &mut known).executions.is_empty());
+}
+
+#[test]
 fn a_gap_is_stated_once_and_the_placement_is_taken_from_the_state() {
     let messages = lost_ledger();
     let mut known = Known::default();
