@@ -14,8 +14,9 @@ use crate::table::Merge::{Fill, Key, Take};
 use crate::table::table;
 
 table! {
-    /// A row of `executions`.
-    struct ExecutionRow in "executions" where "executions.ordinal < excluded.ordinal" {
+    /// A row of `executions`. A last message that the broker had lost and that was appended again as it
+    /// was has its ordinal, and a new place.
+    struct ExecutionRow in "executions" where "executions.ordinal < excluded.ordinal OR (executions.digest = excluded.digest AND executions.recorded_at < excluded.recorded_at)" {
         /// Its id.
         id: ExecutionId = Key,
         /// Whose.
