@@ -30,16 +30,16 @@ pub async fn delete(bucket: &Store, key: &str, revision: u64) -> Result<(), Brok
 }
 
 /// Deletes the proof and the descriptor of a node that leaves, if `revision` is its descriptor's last
-/// one. In this order, so that a node without a descriptor has no proof.
+/// one.
 ///
 /// # Errors
 /// When another instance has the name, or the broker does not answer.
 pub async fn leave(bucket: &Store, node: &NodeId, revision: u64) -> Result<(), BrokerError> {
+    let proof = value(bucket, subjects::proof_key(node)).await?;
     let key = subjects::node_key(node);
-    let entry = bucket.entry(&key).await;
-    let entry = entry.map_err(BrokerError::operation(format!("read {key}")))?;
-    if entry.is_some_and(|entry| entry.revision == revision) {
-        delete_unless(bucket, &subjects::proof_key(node), |_| false).await?;
+    let descriptor = value(bucket, key.clone()).await?;
+    if descriptor.is_some_and(|found| found.revision == revision) {
+        delete_all(bucket, proof).await?;
     }
     delete(bucket, &key, revision).await
 }
@@ -57,42 +57,49 @@ pub async fn forget(
 ) -> Result<bool, BrokerError> {
     let bucket = broker.js.get_key_value(subjects::NODES_BUCKET).await;
     let bucket = bucket.map_err(BrokerError::operation("open the bucket of nodes"))?;
-    let joined = |entry: &Entry| {
-        let descriptor: Option<NodeDescriptor> = serde_json::from_slice(&entry.value).ok();
-        descriptor.is_none_or(|d| Some(d.instance) != instance)
+    let proof = value(&bucket, subjects::proof_key(node)).await?;
+    let flags = value(&bucket, subjects::flags_key(node)).await?;
+    let flags = flags.filter(|entry| {
+        let flags = serde_json::from_slice::<NodeFlags>(&entry.value);
+        flags.is_ok_and(|flags| !flags.are_of_the_name())
+    });
+    let quarantine = value(&bucket, subjects::quarantine_key(node)).await?;
+    let quarantine = quarantine.filter(|entry| {
+        let quarantine = serde_json::from_slice::<Quarantine>(&entry.value);
+        quarantine.is_ok_and(|quarantine| quarantine.entries.is_empty())
+    });
+    let descriptor = value(&bucket, subjects::node_key(node)).await?;
+    let is_of_it = |entry: &Entry| {
+        let descriptor = serde_json::from_slice::<NodeDescriptor>(&entry.value);
+        descriptor.is_ok_and(|d| Some(d.instance) == instance)
     };
-    let key = subjects::node_key(node);
-    if !delete_unless(&bucket, &key, joined).await? {
+    if !descriptor.as_ref().is_none_or(is_of_it) {
         return Ok(false);
     }
-    delete_unless(&bucket, &subjects::proof_key(node), |_| false).await?;
-    let flags = |entry: &Entry| {
-        let flags: Option<NodeFlags> = serde_json::from_slice(&entry.value).ok();
-        flags.is_none_or(|flags| flags.are_of_the_name())
-    };
-    delete_unless(&bucket, &subjects::flags_key(node), flags).await?;
-    let quarantine = |entry: &Entry| {
-        let quarantine: Option<Quarantine> = serde_json::from_slice(&entry.value).ok();
-        quarantine.is_none_or(|quarantine| !quarantine.entries.is_empty())
-    };
-    delete_unless(&bucket, &subjects::quarantine_key(node), quarantine).await?;
+    let all = [proof, flags, quarantine, descriptor];
+    delete_all(&bucket, all.into_iter().flatten()).await?;
     Ok(true)
 }
 
-/// Deletes a key unless `keep` is true of its value. True if it is not there now.
-async fn delete_unless(
+/// The entry of a key that has a value.
+async fn value(bucket: &Store, key: String) -> Result<Option<Entry>, BrokerError> {
+    let what = format!("read {key}");
+    let entry = bucket
+        .entry(key)
+        .await
+        .map_err(BrokerError::operation(what))?;
+    Ok(entry.filter(|entry| entry.operation == Operation::Put))
+}
+
+/// Deletes entries as they were read, in this order. The caller reads the descriptor last and deletes
+/// it last: what a new instance writes after it joins is never deleted, and a node without a
+/// descriptor has no proof.
+async fn delete_all(
     bucket: &Store,
-    key: &str,
-    keep: impl FnOnce(&Entry) -> bool,
-) -> Result<bool, BrokerError> {
-    let entry = bucket.entry(key).await;
-    let entry = entry.map_err(BrokerError::operation(format!("read {key}")))?;
-    let Some(entry) = entry.filter(|entry| entry.operation == Operation::Put) else {
-        return Ok(true);
-    };
-    if keep(&entry) {
-        return Ok(false);
+    entries: impl IntoIterator<Item = Entry>,
+) -> Result<(), BrokerError> {
+    for entry in entries {
+        delete(bucket, &entry.key, entry.revision).await?;
     }
-    delete(bucket, key, entry.revision).await?;
-    Ok(true)
+    Ok(())
 }

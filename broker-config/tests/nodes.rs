@@ -1,4 +1,4 @@
-//! What is kept of a node goes with it, and the marks of the deletions go by their age.
+//! A node that leaves or is forgotten has its keys deleted, and the marks of these deletions age out.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may end so")]
 
@@ -112,6 +112,44 @@ async fn a_node_that_leaves_or_is_forgotten_leaves_only_a_mark_that_ages_out() {
         let age = headers.get("Nats-TTL").map(ToString::to_string);
         let kept = nodes::MARKS_KEPT.as_secs().to_string();
         assert!(age == Some(kept), "{subject}: {headers:?}");
+    }
+}
+
+/// A worker takes the name while the service deletes what was kept of the one before.
+#[tokio::test]
+async fn a_node_that_joins_meanwhile_keeps_its_proof_and_its_name() {
+    let world = World::new().await;
+    let (name, old) = (node("n1"), InstanceId::random());
+    // It joins at another step of the deletion in each round.
+    for round in 0..200_u64 {
+        world.join(&name, old).await;
+        let new = InstanceId::random();
+        let joins = async {
+            let began = std::time::Instant::now();
+            while began.elapsed() < Duration::from_micros(10 * round) {
+                tokio::task::yield_now().await;
+            }
+            // Both at once: the step between two deletions is short.
+            let (descriptor, proof) = (descriptor(&name, new), json!({"proof": new}));
+            let (descriptor, proof) = tokio::join!(
+                world.put(subjects::node_key(&name), &descriptor),
+                world.put(subjects::proof_key(&name), &proof),
+            );
+            (descriptor, proof)
+        };
+        let forgets = nodes::forget(&world.broker, &name, Some(old));
+        let ((descriptor, proof), _) = tokio::join!(joins, forgets);
+        for (key, revision) in [
+            (subjects::node_key(&name), descriptor),
+            (subjects::proof_key(&name), proof),
+        ] {
+            let entry = world.bucket.entry(&key).await.unwrap().unwrap();
+            assert_eq!(
+                (entry.operation, entry.revision),
+                (Operation::Put, revision),
+                "{key}"
+            );
+        }
     }
 }
 

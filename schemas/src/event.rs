@@ -614,7 +614,7 @@ fn none32(n: &u32) -> bool {
 }
 
 impl Event {
-    /// Crashes since the last commit after this event, if there were so many before it.
+    /// The number of crashes since the last commit, counted on from `before` by this event.
     pub const fn crashes_after(&self, before: u32) -> u32 {
         match self {
             Self::Crashed { .. } => before.saturating_add(1),

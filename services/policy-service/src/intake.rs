@@ -67,7 +67,7 @@ impl Line {
 pub enum Others {
     /// Nobody: the id is new.
     Nobody,
-    /// Whoever has submitted the same client's id. A look-up tells.
+    /// Another line with the same client's id. A look-up shows whether there was one.
     SameName,
     /// Another policy service: the message was delivered before, is atomic, or was here for long.
     OtherService,

@@ -172,7 +172,7 @@ pub struct Extra {
     pub old_rereads: u8,
 }
 
-/// What has arrived of a state at the node of a binding.
+/// Progress of the fetch of a state by the node of a binding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arrived {
     /// The epoch of the binding.

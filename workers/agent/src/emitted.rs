@@ -184,7 +184,7 @@ pub(crate) struct Settling {
     next: Next,
 }
 
-/// What was done with emitted messages.
+/// Result of storing or publishing emitted messages.
 pub(crate) enum Done {
     /// They are published. The sequence of the chunk that is not needed any more.
     Published(Option<Sequence>),
@@ -192,7 +192,7 @@ pub(crate) enum Done {
     Stored(Outbox, Vec<Emit>),
 }
 
-/// What follows.
+/// The step of the runner after that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
     /// The program is started.

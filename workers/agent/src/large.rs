@@ -537,7 +537,7 @@ async fn assemble(
     });
     let pieces: Vec<Piece> = pieces.collect();
     for piece in &pieces {
-        // What is kept shares the memory of the whole.
+        // The kept pieces point into the assembled state, so that there are no two copies.
         turn.put(piece.digest, state.slice(piece.range.clone()));
     }
     Ok((state, pieces))

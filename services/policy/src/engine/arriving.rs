@@ -52,7 +52,7 @@ impl Policy {
 }
 
 impl Execution {
-    /// What has arrived of its state under its present binding, if its node reported any of it.
+    /// Progress of the fetch of its state under its present binding, if its node reported any.
     pub(super) fn arrived_of_state(&self) -> Option<Arrived> {
         let arriving = self.extra.as_ref()?.arriving;
         arriving.filter(|arrived| arrived.epoch == self.epoch)
