@@ -92,7 +92,8 @@ impl BrokerClock {
     /// The present time by the broker's clock. It is this machine's time if the two agree within
     /// the measurement's error, or before the first measurement.
     pub fn now(&self) -> Timestamp {
-        self.stamp(Timestamp::now())
+        let now = Moment::now();
+        self.stamp_at(now.wall, now)
     }
 
     /// Converts a recent time of this machine's clock to the broker's clock.

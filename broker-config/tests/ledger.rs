@@ -28,7 +28,7 @@ async fn an_acknowledgement_of_an_earlier_life_of_the_server_is_no_proof_that_a_
     let tip = Tip {
         seq: 0,
         digest: None,
-        state: ExecutionState::unborn(tenant.clone(), id, Arc::new(spec), None, now),
+        state: ExecutionState::unborn(tenant.clone(), id, Arc::new(spec), None, now).into(),
         seen_in: 0,
     };
     let draft = Draft::new(&tip, vec![Event::Submitted], "test", now).unwrap();

@@ -371,7 +371,7 @@ async fn a_repaired_ledger_keeps_the_cancel_that_its_worker_had_confirmed() {
     let tip = Tip {
         seq: bound.seq,
         digest: Some(bound.digest),
-        state: bound.state().clone(),
+        state: bound.state().clone().into(),
         seen_in: 0,
     };
     let author = bound.state().author.clone();

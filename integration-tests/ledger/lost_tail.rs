@@ -2,11 +2,11 @@
 //! the binding says them again, and what nobody holds is computed again from what is left.
 
 use crate::stage;
-use crate::stage::store::{cut_tail, length, put_back, saved};
 use crate::stage::{
     Exempt, Lab, args, digest_of, undisturbed_synthetic, until, workers, workers_with_history,
 };
 use fiec_broker::Ledger;
+use fiec_lab::chaos::store::{cut_tail, length, put_back, saved};
 use fiec_lab::cluster::{Cluster, ClusterOptions};
 use fiec_schemas::{Event, ExecutionId, LedgerMessage, subjects};
 use rustix::process::Signal;
@@ -48,7 +48,7 @@ async fn lose_the_tail<const N: usize>(
     lab.exempt(Exempt::LostMessages);
     lab.servers.nats.kill().await;
     signal_all(lab, Signal::STOP);
-    cut_tail(lab, subjects::LEDGER_STREAM, bytes);
+    cut_tail(&lab.servers.nats, subjects::LEDGER_STREAM, bytes).unwrap();
     lab.servers.nats.restart().await.unwrap();
     let ledger = Ledger::new(&lab.broker);
     let mut left = ids.map(|_| None);
@@ -178,14 +178,14 @@ async fn a_large_state_that_newer_commits_superseded_is_there_when_the_broker_ha
         "commit": {"every_ms": 500}});
     let id = lab.publish_json(&body).await;
     let node = lab.journal.computing(id, 1).await;
-    let kept = length(&lab, subjects::LEDGER_STREAM);
+    let kept = length(&lab.servers.nats, subjects::LEDGER_STREAM).unwrap();
     let boundary = |left: Option<LedgerMessage>| left.unwrap().state.boundary_index();
     let early = boundary(last(&lab, id).await);
     // So much the development profile's sync interval can lose, and less than the worker keeps.
     tokio::time::sleep(Duration::from_secs(20)).await;
     lab.worker(&node).kill();
     let late = boundary(last(&lab, id).await);
-    let lost = length(&lab, subjects::LEDGER_STREAM) - kept;
+    let lost = length(&lab.servers.nats, subjects::LEDGER_STREAM).unwrap() - kept;
     let [left] = lose_the_tail(&mut lab, lost, [id]).await;
     let left = boundary(left);
     assert!(
@@ -305,7 +305,9 @@ async fn submissions_and_capsules_arrive_after_their_streams_have_lost_their_end
     ];
     several(&lab, "kept", 5).await;
     lab.servers.nats.kill().await;
-    let before = streams.each_ref().map(|stream| saved(&lab, stream));
+    let before = streams
+        .each_ref()
+        .map(|stream| saved(&lab.servers.nats, stream).unwrap());
     lab.servers.nats.restart().await.unwrap();
     several(&lab, "lost", 20).await;
     let last = async |lab: &Lab, stream: &str| {
@@ -320,7 +322,7 @@ async fn submissions_and_capsules_arrive_after_their_streams_have_lost_their_end
     }
     lab.servers.nats.kill().await;
     for (stream, copy) in streams.iter().zip(&before) {
-        put_back(&lab, stream, copy);
+        put_back(&lab.servers.nats, stream, copy).unwrap();
     }
     lab.servers.nats.restart().await.unwrap();
     for (stream, before) in streams.iter().zip(lasts) {

@@ -128,7 +128,7 @@ async fn fill_the_ledger(lab: &Lab, messages: u64) {
         let tip = Tip {
             seq: 0,
             digest: None,
-            state,
+            state: state.into(),
             seen_in: 0,
         };
         let who = "test".to_owned();

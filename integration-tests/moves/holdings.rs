@@ -42,7 +42,7 @@ async fn started_by(lab: &Lab, client: &str, node: &NodeId, instance: InstanceId
     let tip = Tip {
         seq: 0,
         digest: None,
-        state,
+        state: state.into(),
         seen_in: 0,
     };
     let author = format!("worker/{node}/{instance}");

@@ -326,7 +326,7 @@ async fn forge_bound(lab: &Lab, minutes: i64) -> ExecutionId {
     let tip = Tip {
         seq: 0,
         digest: None,
-        state,
+        state: state.into(),
         seen_in: 0,
     };
     let draft = Draft::new(&tip, vec![Event::Submitted, bound], "policy/forged", at).unwrap();

@@ -11,7 +11,6 @@ pub mod journal;
 pub mod proc;
 pub mod python;
 pub mod slow_link;
-pub mod store;
 
 use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};

@@ -187,11 +187,9 @@ impl Ledger {
                 }
                 Ok(last) if last.as_ref().map(|l| l.digest) == draft.state.prev => {
                     let sent_in = self.broker.connection();
-                    let again = Draft {
-                        expected: last.as_ref().map_or(0, |l| l.seq),
-                        seen_in: last.map_or(sent_in, |l| l.seen_in),
-                        ..draft.clone()
-                    };
+                    let mut again = draft.clone();
+                    again.expected = last.as_ref().map_or(0, |l| l.seq);
+                    again.seen_in = last.map_or(sent_in, |l| l.seen_in);
                     match self.publish(&again, body.clone()).await?.await {
                         Ok(ack) => return self.stored(again, ack.sequence, sent_in).await,
                         Err(error) => last_error = Some(error),

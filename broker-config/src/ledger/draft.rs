@@ -1,5 +1,8 @@
 //! A ledger message before it is stored.
 
+use std::ops::Deref;
+use std::sync::Arc;
+
 use fiec_schemas::event::MessageError;
 use fiec_schemas::{
     Digest, Event, ExecutionState, LedgerMessage, Ordinal, Sequence, Timestamp, limits, subjects,
@@ -11,13 +14,20 @@ use super::{AppendError, Entry, Tip};
 /// message then carries σ again.
 pub const CARRY_AGAIN_AFTER: Ordinal = subjects::LEDGER_DEPTH - 8;
 
-/// A message that is ready to append.
+/// A message that is ready to append. Cheap to clone: an append holds several copies, for what may
+/// follow a lost acknowledgement.
 #[derive(Debug, Clone)]
 pub struct Draft {
     /// The sequence that must be the subject's last.
     pub expected: Sequence,
     /// The connection in which that message was seen, or 0 if that is not known.
     pub seen_in: u64,
+    content: Arc<Content>,
+}
+
+/// What a message says, wherever it is appended.
+#[derive(Debug)]
+pub struct Content {
     /// The header's value.
     pub header: String,
     /// Its digest.
@@ -26,6 +36,14 @@ pub struct Draft {
     pub state: ExecutionState,
     pub(super) subject: String,
     pub(super) carries_state: bool,
+}
+
+impl Deref for Draft {
+    type Target = Content;
+
+    fn deref(&self) -> &Content {
+        &self.content
+    }
 }
 
 impl Draft {
@@ -54,11 +72,7 @@ impl Draft {
             state.carry_state_again();
         }
         let on = (tip.seq, tip.seen_in);
-        let draft = Self::of(on, events, state).map_err(|(error, _)| error)?;
-        Ok(Self {
-            carries_state,
-            ..draft
-        })
+        Self::of(on, events, state, carries_state).map_err(|(error, _)| error.into())
     }
 
     /// A message without events that carries the last σ again, so that both stay in the stream for
@@ -72,11 +86,7 @@ impl Draft {
         let carries_state = place.is_some_and(|place| place.seq.is_some());
         state.carry_state_again();
         let on = (tip.seq, tip.seen_in);
-        let draft = Self::of(on, Vec::new(), state).map_err(|(error, _)| error)?;
-        Ok(Self {
-            carries_state,
-            ..draft
-        })
+        Self::of(on, Vec::new(), state, carries_state).map_err(|(error, _)| error.into())
     }
 
     /// A ledger's first message. Its first `made` events were not appended yet; `bound` is the
@@ -95,7 +105,10 @@ impl Draft {
         limits::fit(events.get_mut(made..).unwrap_or_default());
         let more = events.get(made..).unwrap_or_default();
         match bound.with_more(more, author, at) {
-            Ok(state) => Self::of((0, 0), events, state).map_err(|(e, events)| (e.into(), events)),
+            Ok(state) => {
+                let draft = Self::of((0, 0), events, state, false);
+                draft.map_err(|(error, events)| (error.into(), events))
+            }
             Err(error) => Err((error.into(), events)),
         }
     }
@@ -116,7 +129,7 @@ impl Draft {
         let (event, state) = tip.state.healed(link.as_ref(), over, author, at)?;
         let needs_state = state.boundary.as_ref().is_some_and(|b| b.seq == Some(0));
         let on = last.map_or((0, 0), |last| (last.seq, last.seen_in));
-        let draft = Self::of(on, vec![event], state).map_err(|(error, _)| error)?;
+        let draft = Self::of(on, vec![event], state, false).map_err(|(error, _)| error)?;
         Ok((draft, needs_state))
     }
 
@@ -124,6 +137,7 @@ impl Draft {
         (expected, seen_in): (Sequence, u64),
         events: Vec<Event>,
         state: ExecutionState,
+        carries_state: bool,
     ) -> Result<Self, (MessageError, Vec<Event>)> {
         let message = LedgerMessage {
             v: 1,
@@ -136,14 +150,17 @@ impl Draft {
             Err(error) => return Err((error, message.events)),
         };
         let state = message.state;
-        Ok(Self {
-            expected,
-            seen_in,
+        let content = Content {
             digest: Digest::of(header.as_bytes()),
             header,
             subject: subjects::ledger(&state.tenant, state.execution),
             state,
-            carries_state: false,
+            carries_state,
+        };
+        Ok(Self {
+            expected,
+            seen_in,
+            content: Arc::new(content),
         })
     }
 
@@ -155,12 +172,16 @@ impl Draft {
     /// The tip that this message makes, once the broker has given it a sequence in the connection
     /// `seen_in`.
     pub fn into_tip(self, seq: Sequence, seen_in: u64) -> Tip {
-        let mut state = self.state;
+        let digest = Some(self.digest);
+        let mut state = match Arc::try_unwrap(self.content) {
+            Ok(content) => content.state,
+            Err(shared) => shared.state.clone(),
+        };
         state.resolve(seq);
         Tip {
             seq,
-            digest: Some(self.digest),
-            state,
+            digest,
+            state: Arc::new(state),
             seen_in,
         }
     }

@@ -54,7 +54,7 @@ pub struct Tip {
     /// Digest of its header.
     pub digest: Option<Digest>,
     /// The state after it.
-    pub state: ExecutionState,
+    pub state: Arc<ExecutionState>,
     /// The connection in which it was seen to be stored, or 0 if that is not known.
     pub seen_in: u64,
 }
@@ -76,7 +76,7 @@ impl From<Entry> for Tip {
         Self {
             seq: entry.seq,
             digest: Some(entry.digest),
-            state: entry.message.state,
+            state: Arc::new(entry.message.state),
             seen_in: entry.seen_in,
         }
     }

@@ -569,7 +569,7 @@ impl Cursor {
             tip: Tip {
                 seq: 0,
                 digest: None,
-                state,
+                state: state.into(),
                 seen_in: 0,
             },
             others,

@@ -87,7 +87,7 @@ impl Effects {
         let tip = Tip {
             seq: 0,
             digest: None,
-            state: unborn,
+            state: unborn.into(),
             seen_in: 0,
         };
         let draft = Draft::new(&tip, vec![Event::Submitted], &self.author, now)?;

@@ -1,6 +1,8 @@
 //! Performs the policy's decisions on trust. It changes the quarantine of a node in `FIEC_NODES`,
 //! and takes an execution back to a boundary that is known to be good.
 
+use std::sync::Arc;
+
 use async_nats::jetstream::kv;
 use async_nats::jetstream::message::PublishMessage;
 use bytes::Bytes;
@@ -263,9 +265,9 @@ impl Effects {
 
     /// Drops the last σ of an execution that ended without a worker, and publishes the outputs that
     /// it still owes.
-    pub async fn forget_state(self, state: ExecutionState) {
+    pub async fn forget_state(self, state: Arc<ExecutionState>) {
         let execution = state.execution;
-        self.clone().settle_outbox(state.clone()).await;
+        self.clone().settle_outbox(Arc::clone(&state)).await;
         let Some(place) = &state.boundary else { return };
         if let Err(error) = store::drop_last(&self.broker, execution, place).await {
             tracing::debug!(%execution, %error, "a state was not dropped; its age limit will");
@@ -273,7 +275,7 @@ impl Effects {
     }
 
     /// Publishes the outputs that an execution still owes.
-    pub async fn settle_outbox(self, state: ExecutionState) {
+    pub async fn settle_outbox(self, state: Arc<ExecutionState>) {
         let execution = state.execution;
         if let Err(error) = outbox::settle(&self.broker, &state).await {
             tracing::warn!(%execution, %error, "what was emitted may not be published");

@@ -234,7 +234,7 @@ async fn a_whole_that_was_begun_by_a_service_that_died_is_completed_when_it_come
     let tip = Tip {
         seq: 0,
         digest: None,
-        state,
+        state: state.into(),
         seen_in: 0,
     };
     let first = Draft::new(&tip, vec![Event::Submitted], "policy/dead", stamp).unwrap();

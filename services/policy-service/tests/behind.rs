@@ -92,7 +92,7 @@ async fn computing(stage: &Stage, node: &str, instance: InstanceId, count: u32) 
         let tip = Tip {
             seq: 0,
             digest: None,
-            state,
+            state: state.into(),
             seen_in: 0,
         };
         let events = vec![

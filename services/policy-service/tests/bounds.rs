@@ -83,7 +83,7 @@ async fn an_execution_whose_submission_is_lost_fails_and_says_so() {
     let tip = Tip {
         seq: 0,
         digest: None,
-        state,
+        state: state.into(),
         seen_in: 0,
     };
     let events = vec![Event::Submitted];

@@ -152,16 +152,16 @@ impl Runner {
         if message.state.is_empty() && draft.carries_state() {
             message.state = self.last.clone().unwrap_or_default();
         }
+        let ground = self.ground();
         let is_last = self.ended && self.staged.is_empty() && message.handover.is_none();
         if is_last
             && !message.is_large()
             && message.emits.is_empty()
-            && let Some(end) = End::new(self.ground(), &draft, &message.state, &message.outputs)
+            && let Some(end) = End::new(&ground, &draft, &message.state, &message.outputs)
         {
             self.after.push(After::Keep(Arc::new(end)));
         }
         let shared = self.shared.clone();
-        let ground = self.ground();
         if !message.is_large() && message.outputs.is_empty() && message.emits.is_empty() {
             if let Some(turn) = message.turn.take() {
                 // Otherwise the broker would store this append before it passes on the handover
@@ -327,7 +327,7 @@ async fn put_outputs(shared: &Shared, outputs: &[(Digest, Bytes)], hurry: Option
 async fn append_or_follow(
     shared: &Shared,
     draft: Draft,
-    ground: Ground,
+    ground: Box<Ground>,
     body: Bytes,
 ) -> Result<Tip, AppendError> {
     match append(shared, draft.clone(), body.clone()).await {

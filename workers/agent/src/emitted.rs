@@ -213,8 +213,8 @@ pub(crate) enum NotSettled {
 }
 
 /// Publishes an execution's owed messages.
-async fn settle(shared: Arc<Shared>, state: ExecutionState) -> Result<Done, NotSettled> {
-    let (broker, owed) = (&shared.broker, &state);
+async fn settle(shared: Arc<Shared>, state: Arc<ExecutionState>) -> Result<Done, NotSettled> {
+    let (broker, owed) = (&shared.broker, &*state);
     let published = insist(&shared, &state, PUBLISHED_WITHIN, || async move {
         match outbox::settle(broker, owed).await {
             Err(error) if is_damage(&error) => Ok(None),
@@ -228,7 +228,7 @@ async fn settle(shared: Arc<Shared>, state: ExecutionState) -> Result<Done, NotS
 /// Stores the messages of the next commit.
 async fn store(
     shared: Arc<Shared>,
-    state: ExecutionState,
+    state: Arc<ExecutionState>,
     emits: Vec<Emit>,
 ) -> Result<Done, NotSettled> {
     let stored = insist(&shared, &state, STORED_WITHIN, || {

@@ -32,7 +32,8 @@ const AT_ONCE: usize = 16;
 /// The last message of an execution, and everything needed to append it again.
 #[derive(Debug)]
 pub struct End {
-    ground: Ground,
+    /// What it is appended to. None for a ledger's first message.
+    ground: Option<Box<Ground>>,
     draft: Draft,
     body: Bytes,
     outputs: Vec<(Digest, Bytes)>,
@@ -44,7 +45,7 @@ impl End {
     /// it is too large, or if the execution does not end with it: then its next holder heals the
     /// loss.
     pub(crate) fn new(
-        ground: Ground,
+        ground: &Ground,
         draft: &Draft,
         body: &Bytes,
         outputs: &[(Digest, Bytes)],
@@ -58,7 +59,7 @@ impl End {
         let copy = |bytes: &Bytes| Bytes::copy_from_slice(bytes);
         let outputs = outputs.iter().map(|(digest, bytes)| (*digest, copy(bytes)));
         Some(Self {
-            ground: ground.at_rest(),
+            ground: (draft.expected != 0).then(|| Box::new(ground.at_rest())),
             draft: draft.clone(),
             body: copy(body),
             outputs: outputs.collect(),
@@ -72,8 +73,7 @@ impl End {
         if last.as_ref().map(|last| last.digest) == Some(self.draft.digest) {
             return Ok(());
         }
-        let is_first = self.draft.expected == 0;
-        if is_first && last.is_some() {
+        if self.ground.is_none() && last.is_some() {
             return Err(AppendError::Conflict);
         }
         let store = async {
@@ -82,11 +82,12 @@ impl End {
             }
             Ok(self.body.clone())
         };
-        if is_first {
-            appends::append(shared, self.draft.clone(), store.await?).await?;
-            shared.metrics.healed.inc();
-        } else {
-            self.ground.append_again(shared, &self.draft, store).await?;
+        match &self.ground {
+            None => {
+                appends::append(shared, self.draft.clone(), store.await?).await?;
+                shared.metrics.healed.inc();
+            }
+            Some(ground) => drop(ground.append_again(shared, &self.draft, store).await?),
         }
         Ok(())
     }
@@ -171,11 +172,11 @@ mod tests {
         let tip = Tip {
             seq: 0,
             digest: None,
-            state: ExecutionState::unborn(tenant, id, Arc::clone(&spec), None, now),
+            state: ExecutionState::unborn(tenant, id, Arc::clone(&spec), None, now).into(),
             seen_in: 0,
         };
         let draft = Draft::new(&tip, events, "test", now).unwrap();
-        End::new(Ground::of(tip, spec), &draft, body, &[])
+        End::new(&Ground::of(tip, spec), &draft, body, &[])
     }
 
     fn keep(ends: &Ends, end: End) {

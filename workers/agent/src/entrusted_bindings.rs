@@ -115,7 +115,7 @@ fn queue_binding(shared: &Arc<Shared>, text: &str) {
     let tip = Tip {
         seq: 0,
         digest: Some(digest),
-        state,
+        state: state.into(),
         seen_in: 0,
     };
     let job = Job {

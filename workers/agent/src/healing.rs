@@ -34,7 +34,7 @@ const AGAIN_AT_MOST: Duration = Duration::from_secs(25);
 const READ_WITHIN: Duration = Duration::from_secs(10);
 
 /// The tip that the next message is appended to, and the data to append the tip again.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Ground {
     tip: Tip,
     spec: Arc<Submission>,
@@ -171,25 +171,21 @@ impl Ground {
         }
     }
 
-    /// Converts it for an execution whose last message is stored. Unread messages before the
+    /// As it is kept for an execution whose last message is stored. Unread messages before the
     /// binding stay unread.
-    pub(crate) fn at_rest(mut self) -> Self {
-        self.is_followed = true;
+    pub(crate) fn at_rest(&self) -> Self {
+        let mut kept = self.clone();
+        kept.is_followed = true;
         // A copy: the slice may be part of a much larger frame.
-        self.state = self.state.as_deref().map(Bytes::copy_from_slice);
-        if self
-            .tip
-            .state
-            .boundary
-            .as_ref()
-            .is_none_or(|place| !store::is_large(place))
-        {
-            self.known = Arc::default();
+        kept.state = self.state.as_deref().map(Bytes::copy_from_slice);
+        let place = self.tip.state.boundary.as_ref();
+        if place.is_none_or(|place| !store::is_large(place)) {
+            kept.known = Arc::default();
         }
         if self.older.0.get().is_none() {
-            self.older = Older::default();
+            kept.older = Older::default();
         }
-        self
+        kept
     }
 
     /// Bytes of σ that it keeps.
@@ -328,8 +324,8 @@ impl Ground {
 
 impl Runner {
     /// The ground of the next message.
-    pub(crate) fn ground(&self) -> Ground {
-        Ground {
+    pub(crate) fn ground(&self) -> Box<Ground> {
+        Box::new(Ground {
             tip: self.tip.clone(),
             spec: Arc::clone(&self.spec),
             chain: self.chain.clone(),
@@ -337,7 +333,7 @@ impl Runner {
             state: self.last.clone(),
             known: Arc::clone(&self.known),
             is_followed: false,
-        }
+        })
     }
 
     /// Checks whether the ledger still has the tip, and appends it again if not.

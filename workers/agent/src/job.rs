@@ -32,7 +32,7 @@ impl Stored {
     pub fn complete(self, tip: &mut Tip) {
         tip.seq = self.seq;
         tip.seen_in = self.seen_in;
-        tip.state.resolve(self.seq);
+        Arc::make_mut(&mut tip.state).resolve(self.seq);
     }
 }
 
@@ -88,7 +88,7 @@ pub enum Start {
     /// Its binding is being appended. Nothing may be appended before the confirmation.
     Speculative {
         /// The state that the binding's message makes, with 0 as its own sequence.
-        state: Box<ExecutionState>,
+        state: Arc<ExecutionState>,
         /// σ.
         sigma: Sigma,
         /// The binding's sequence. The sender is dropped if the binding was not appended.

@@ -32,7 +32,7 @@ impl Held {
     /// The binding that the runner of this job will hold.
     pub fn of(job: &Job) -> Self {
         let (state, bound) = match &job.start {
-            Start::Bound(tip) | Start::Entrusted(tip, _) => (&tip.state, tip.digest),
+            Start::Bound(tip) | Start::Entrusted(tip, _) => (&*tip.state, tip.digest),
             Start::Speculative { state, digest, .. } => (&**state, Some(*digest)),
         };
         Self {

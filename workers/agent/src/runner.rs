@@ -327,7 +327,8 @@ impl Runner {
                 self.shared.reached(tip.seq);
                 self.stored(&tip, &after);
                 self.unrecorded.appended(tip.seq);
-                let before = std::mem::replace(&mut self.tip, tip).state.boundary;
+                let before = std::mem::replace(&mut self.tip, tip);
+                let before = before.state.boundary.clone();
                 if taken_over.is_some() && self.tip.state.outbox.is_some() {
                     self.settle_outbox(Next::Append);
                 }

@@ -56,7 +56,7 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
             let tip = Tip {
                 seq: 0,
                 digest: Some(digest),
-                state: *state,
+                state,
                 seen_in: 0,
             };
             let flight = handover::confirmation(shared.clone(), tip.clone(), confirmed);

@@ -28,7 +28,7 @@ fn draft_of(world: &World, line: &str, to: &Running) -> (Tip, Draft) {
     let tip = Tip {
         seq: 0,
         digest: None,
-        state,
+        state: state.into(),
         seen_in: 0,
     };
     let events = first_events(to);

@@ -53,7 +53,7 @@ impl World {
         let tip = Tip {
             seq: 0,
             digest: None,
-            state,
+            state: state.into(),
             seen_in: 0,
         };
         (part, self.append(&tip, vec![Event::Submitted]).await)

@@ -202,7 +202,7 @@ impl Lost {
         let tip = Tip {
             seq: 0,
             digest: None,
-            state,
+            state: state.into(),
             seen_in: 0,
         };
         let draft = Draft::new(&tip, events, AUTHOR, broker.now())?;

@@ -224,7 +224,7 @@ async fn fill(
         let tip = Tip {
             seq: 0,
             digest: None,
-            state: ExecutionState::unborn(tenant.clone(), id, spec, place, now),
+            state: ExecutionState::unborn(tenant.clone(), id, spec, place, now).into(),
             seen_in: 0,
         };
         let draft = Draft::new(&tip, events(now)?, "bench", now)?;

@@ -45,6 +45,8 @@ pub struct Client {
     known: BTreeMap<ExecutionId, (Tenant, Known)>,
     /// All of them, in the order of their lines.
     order: Vec<ExecutionId>,
+    /// The accepted lines.
+    lines: Vec<Line>,
     /// Members of gangs.
     members: BTreeSet<ExecutionId>,
     /// The slow ones that were said to be paused.
@@ -60,6 +62,7 @@ impl Client {
             known: BTreeMap::new(),
             members: BTreeSet::new(),
             order: Vec::new(),
+            lines: Vec::new(),
             paused: BTreeSet::new(),
         }
     }
@@ -84,7 +87,39 @@ impl Client {
     ///
     /// # Errors
     /// If it is refused, or never answered.
-    pub async fn submit(&mut self, line: &Line) -> anyhow::Result<()> {
+    pub async fn submit(&mut self, line: Line) -> anyhow::Result<()> {
+        self.send(&line).await?;
+        for id in line.executions()? {
+            let is = match line.role {
+                Role::Passes => Known::Live,
+                Role::Member => {
+                    self.members.insert(id);
+                    Known::Live
+                }
+                kept => Known::Kept(kept),
+            };
+            self.known.insert(id, (line.tenant.clone(), is));
+            self.order.push(id);
+        }
+        self.lines.push(line);
+        Ok(())
+    }
+
+    /// Sends the lines again of which an execution has no ledger, as one does after the broker has
+    /// lost what it had acknowledged.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit).
+    pub async fn submit_lost(&self, ledgers: &BTreeSet<ExecutionId>) -> anyhow::Result<()> {
+        for line in &self.lines {
+            if !line.executions()?.iter().all(|id| ledgers.contains(id)) {
+                self.send(line).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn send(&self, line: &Line) -> anyhow::Result<()> {
         let body = Bytes::from(serde_json::to_vec(&line.submission)?);
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -110,16 +145,6 @@ impl Client {
         }
         for id in line.executions()? {
             self.answers.note(id, Said::Accepted);
-            let is = match line.role {
-                Role::Passes => Known::Live,
-                Role::Member => {
-                    self.members.insert(id);
-                    Known::Live
-                }
-                kept => Known::Kept(kept),
-            };
-            self.known.insert(id, (line.tenant.clone(), is));
-            self.order.push(id);
         }
         Ok(())
     }

@@ -6,10 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use fiec_schemas::subjects;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::Instant;
 
 use super::schedule::{Fault, Target};
+use super::store;
 use crate::cluster::Cluster;
 use crate::process::Lag;
 
@@ -118,6 +120,13 @@ impl Faults {
             Fault::Lag(time) => {
                 let undo = Undo::Drop(Lag::of(pid)?);
                 self.open.push((now + time, target, undo));
+            }
+            Fault::LoseTail { bytes } => {
+                let server = &mut cluster.servers.nats;
+                server.kill().await;
+                let has = store::length(server, subjects::LEDGER_STREAM)?;
+                store::cut_tail(server, subjects::LEDGER_STREAM, bytes.min(has / 2))?;
+                self.open.push((now, target, Undo::Start));
             }
             Fault::Terminate(time) => {
                 signal(pid, Signal::TERM)?;

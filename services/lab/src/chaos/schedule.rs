@@ -61,6 +61,11 @@ pub enum Fault {
     Stop(Duration),
     /// It runs a tenth of the time, so long.
     Lag(Duration),
+    /// It dies and loses the end of the ledgers, as after a power loss, and is started again.
+    LoseTail {
+        /// So much of their end.
+        bytes: u64,
+    },
 }
 
 /// Faults that begin together, after a pause.
@@ -68,6 +73,8 @@ pub enum Fault {
 pub struct Step {
     /// Pause before it.
     pub after: Duration,
+    /// It begins once every earlier fault is over.
+    pub alone: bool,
     /// The faults.
     pub faults: Vec<(Target, Fault)>,
 }
@@ -78,37 +85,73 @@ pub struct Schedule {
     dice: Dice,
     /// Draw stops of over a minute, too: beyond the retries of an append.
     long: bool,
-    /// Steps until the history alone is away.
-    until_calm: u64,
+    /// Steps until something happens to one process alone.
+    until_alone: u64,
     /// How long the last step must be left alone.
     alone: Duration,
     /// The broker is a cluster: some of its servers lag behind the others.
     lags: bool,
+    /// The broker shall yet lose the end of the ledgers.
+    loses: bool,
+}
+
+/// What is drawn beside the seed.
+#[derive(Debug, Clone, Copy)]
+pub struct Draws {
+    /// Stops of over a minute, too: beyond the retries of an append.
+    pub long: bool,
+    /// Servers of the broker. If there are several, some of them lag behind at times.
+    pub brokers: usize,
+    /// Once the broker loses the end of the ledgers.
+    pub lost_tail: bool,
 }
 
 impl Schedule {
-    /// The schedule of a seed. If there are several brokers, some of them lag behind at times.
-    pub fn new(seed: u64, long: bool, brokers: usize) -> Self {
+    /// The schedule of a seed.
+    pub fn new(seed: u64, draws: Draws) -> Self {
         let mut dice = Dice::new(seed);
-        let until_calm = 6 + dice.below(10);
+        let until_alone = 6 + dice.below(10);
         Self {
             dice,
-            long,
-            until_calm,
+            long: draws.long,
+            until_alone,
             alone: Duration::ZERO,
-            lags: brokers > 1,
+            lags: draws.brokers > 1,
+            loses: draws.lost_tail,
         }
     }
 
-    /// The recorder alone is away for so long that commits without a bound would become too rare. The
-    /// ledgers still hold what it has not read: with 24 messages at first, and then one in 2 s, 64
-    /// last for about 80 s.
-    fn calm(&mut self) -> Step {
-        self.until_calm = 30 + self.dice.below(20);
-        self.alone = self.dice.between(52_000, 56_000);
+    /// The recorder or its database alone is away for so long that the broker drops a consumer that
+    /// nobody asks, and that commits without a bound would become too rare. The ledgers still hold
+    /// what was not read: with 24 messages at first, and then one in 2 s, 64 last for about 80 s.
+    fn history_is_away(&mut self) -> (Target, Fault) {
+        self.alone = self.dice.between(62_000, 65_000);
+        match self.dice.below(2) {
+            0 => (Target::Recorder, Fault::Stop(self.alone)),
+            _ => (Target::Postgres, Fault::Kill(self.alone)),
+        }
+    }
+
+    /// Some five to fifty messages.
+    fn tail_is_lost(&mut self) -> (Target, Fault) {
+        self.loses = false;
+        self.alone = self.dice.between(4_000, 8_000);
+        let bytes = 8_000 + self.dice.below(72_000);
+        (Target::Broker(0), Fault::LoseTail { bytes })
+    }
+
+    /// One process has a fault while all others run.
+    fn one_alone(&mut self) -> Step {
+        self.until_alone = 30 + self.dice.below(20);
+        let after = self.dice.between(4_000, 6_000);
+        let fault = match self.loses {
+            true => self.tail_is_lost(),
+            false => self.history_is_away(),
+        };
         Step {
-            after: self.dice.between(4_000, 6_000),
-            faults: vec![(Target::Recorder, Fault::Stop(self.alone))],
+            after,
+            alone: true,
+            faults: vec![fault],
         }
     }
 
@@ -156,10 +199,10 @@ impl Iterator for Schedule {
     type Item = Step;
 
     fn next(&mut self) -> Option<Step> {
-        if self.until_calm == 0 {
-            return Some(self.calm());
+        if self.until_alone == 0 {
+            return Some(self.one_alone());
         }
-        self.until_calm -= 1;
+        self.until_alone -= 1;
         let after = std::mem::take(&mut self.alone) + self.dice.between(200, 4_000);
         let count = if self.dice.below(4) == 0 { 2 } else { 1 };
         let mut faults: Vec<(Target, Fault)> = Vec::new();
@@ -170,7 +213,11 @@ impl Iterator for Schedule {
                 faults.push((target, fault));
             }
         }
-        Some(Step { after, faults })
+        Some(Step {
+            after,
+            alone: false,
+            faults,
+        })
     }
 }
 
@@ -178,16 +225,24 @@ impl Iterator for Schedule {
 mod tests {
     use super::*;
 
+    const ONE: Draws = Draws {
+        long: false,
+        brokers: 1,
+        lost_tail: false,
+    };
+
     #[test]
     fn a_seed_gives_one_schedule_and_another_seed_another_one() {
-        let steps = |seed| Schedule::new(seed, false, 1).take(50).collect::<Vec<_>>();
+        let steps = |seed| Schedule::new(seed, ONE).take(50).collect::<Vec<_>>();
         assert_eq!(steps(7), steps(7));
         assert_ne!(steps(7), steps(8));
     }
 
     #[test]
     fn a_hundred_steps_have_every_target_every_fault_and_pairs() {
-        let all: Vec<Step> = Schedule::new(1, true, 1).take(100).collect();
+        let all: Vec<Step> = Schedule::new(1, Draws { long: true, ..ONE })
+            .take(100)
+            .collect();
         let faults: Vec<(Target, Fault)> = all.iter().flat_map(|s| s.faults.clone()).collect();
         type Is = fn(&(Target, Fault)) -> bool;
         let wanted: [Is; 9] = [
@@ -208,7 +263,7 @@ mod tests {
     #[test]
     fn only_a_server_of_a_cluster_lags_behind() {
         let has_lag = |brokers| {
-            let all = Schedule::new(1, true, brokers).take(100);
+            let all = Schedule::new(1, Draws { brokers, ..ONE }).take(100);
             let faults = all.flat_map(|step| step.faults);
             faults
                 .into_iter()
@@ -217,19 +272,46 @@ mod tests {
         assert!(has_lag(3) && !has_lag(1));
     }
 
+    /// The first step of one process alone, and the pause after it.
+    fn first_alone(seed: u64, draws: Draws) -> (Target, Fault, Duration) {
+        let mut before = Duration::ZERO;
+        let mut steps = Schedule::new(seed, draws).skip_while(|step| {
+            before += step.after;
+            !step.alone
+        });
+        let step = steps.next().unwrap();
+        let pause = steps.next().unwrap().after;
+        assert!(before < Duration::from_secs(90), "seed {seed}: {before:?}");
+        (step.faults[0].0, step.faults[0].1, pause)
+    }
+
     #[test]
-    fn the_recorder_is_away_alone_in_the_first_minute_of_every_schedule() {
+    fn the_recorder_or_its_database_is_away_alone_early_in_every_schedule() {
+        let mut away = std::collections::BTreeSet::new();
         for seed in 0..100 {
-            let steps: Vec<Step> = Schedule::new(seed, false, 1).take(20).collect();
-            let half = Duration::from_secs(45);
-            let is_long = |step: &Step| matches!(step.faults[..], [(Target::Recorder, Fault::Stop(ms))] if ms >= half);
-            let at = steps.iter().position(is_long).unwrap();
-            let Fault::Stop(alone) = steps[at].faults[0].1 else {
-                unreachable!();
+            let (target, fault, pause) = first_alone(seed, ONE);
+            let (Fault::Stop(alone) | Fault::Kill(alone)) = fault else {
+                panic!("seed {seed}: {fault:?}");
             };
-            assert!(steps[at + 1].after >= alone, "seed {seed}");
-            let before: Duration = steps[..=at].iter().map(|step| step.after).sum();
-            assert!(before < 2 * half, "seed {seed}: {before:?}");
+            assert!(pause >= alone, "seed {seed}");
+            away.insert(target);
+        }
+        assert_eq!(away, [Target::Postgres, Target::Recorder].into());
+    }
+
+    #[test]
+    fn where_it_is_asked_for_the_broker_loses_its_tail_once() {
+        let draws = Draws {
+            lost_tail: true,
+            ..ONE
+        };
+        for seed in 0..100 {
+            let (target, fault, _) = first_alone(seed, draws);
+            assert_eq!(target, Target::Broker(0), "seed {seed}: {fault:?}");
+            let all = Schedule::new(seed, draws).take(300);
+            let lost = all.flat_map(|step| step.faults);
+            let lost = lost.filter(|(_, fault)| matches!(fault, Fault::LoseTail { .. }));
+            assert_eq!(lost.count(), 1, "seed {seed}");
         }
     }
 }

@@ -2,6 +2,8 @@
 //! appends, so the request goes to that worker. Otherwise the event is appended here. The answer
 //! comes after the append.
 
+use std::sync::Arc;
+
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -210,7 +212,7 @@ impl Api {
                     };
                     return Ok(ApiReply {
                         message,
-                        state: Some(state),
+                        state: Some(Arc::unwrap_or_clone(state)),
                         ..ApiReply::default()
                     });
                 }

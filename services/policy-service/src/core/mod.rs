@@ -269,7 +269,7 @@ impl Core {
                 let binding = CapsuleBinding {
                     seq: tip.seq,
                     digest,
-                    state: tip.state,
+                    state: Arc::unwrap_or_clone(tip.state),
                 };
                 self.send(binding).await;
             }
@@ -391,7 +391,7 @@ impl Core {
         let message = LedgerMessage {
             v: 1,
             events,
-            state: tip.state,
+            state: Arc::unwrap_or_clone(tip.state),
             sig: None,
         };
         self.follow(&message, tip.seq, reread);

@@ -177,7 +177,7 @@ impl World {
         let tip = Tip {
             seq: 0,
             digest: None,
-            state,
+            state: state.into(),
             seen_in: 0,
         };
         self.append(&tip, vec![Event::Submitted, bound(1, to, Cause::Initial)])
@@ -196,7 +196,7 @@ impl World {
             .map(|t| CapsuleBinding {
                 seq: t.seq,
                 digest: t.digest.unwrap(),
-                state: t.state.clone(),
+                state: ExecutionState::clone(&t.state),
             })
             .collect();
         let body = serde_json::to_vec(&CapsuleMessage {

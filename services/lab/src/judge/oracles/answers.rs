@@ -53,6 +53,14 @@ impl Answers {
             .push(answer);
     }
 
+    /// Forgets all of them: the broker has lost what they rested on.
+    pub fn forget(&self) {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clear();
+    }
+
     /// All so far.
     pub fn all(&self) -> Vec<Answer> {
         self.0
