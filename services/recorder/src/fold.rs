@@ -59,7 +59,11 @@ pub fn fold(messages: Vec<Message>, known: &mut Known) -> Rows {
         messages: messages.len(),
         ..Rows::default()
     };
-    let mut executions = IndexMap::with_capacity(messages.len() / 2 + 1);
+    // Most messages are of short executions: one or two each, with one binding.
+    let likely = messages.len() / 2 + 1;
+    let mut executions = IndexMap::with_capacity(likely);
+    rows.placements.reserve(likely);
+    rows.decisions.reserve(likely);
     for message in messages {
         rows.last_seq = rows.last_seq.max(message.seq);
         fold_message(message, &mut rows, &mut executions, known);

@@ -2,7 +2,7 @@
 
 use fiec_schemas::energy::Energy;
 use fiec_schemas::{Cause, Decision, Epoch, EventKind, InstanceId, NodeId, Timestamp};
-
+use indexmap::map::Entry;
 use sqlx::types::Json;
 
 use super::Step;
@@ -38,11 +38,8 @@ impl Step<'_> {
 
     fn begin_placement(&mut self, placed: &Placed, at: Timestamp) {
         let (id, epoch) = (self.id(), placed.epoch);
-        let is_known = self.rows.placements.contains_key(&(id, epoch));
-        let row = self.placement(epoch);
-        *row = PlacementRow {
-            // A second row of the same key would make PostgreSQL refuse the batch.
-            is_new: row.is_new || !is_known,
+        let row = |is_new| PlacementRow {
+            is_new,
             node: Some(placed.node.clone()),
             instance: Some(placed.instance),
             substrate: Some(placed.substrate.clone()),
@@ -50,6 +47,11 @@ impl Step<'_> {
             bound_at: Some(at),
             ..PlacementRow::new(id, epoch)
         };
+        match self.rows.placements.entry((id, epoch)) {
+            Entry::Vacant(entry) => _ = entry.insert(row(true)),
+            // A second row of the same key would make PostgreSQL refuse the batch.
+            Entry::Occupied(mut entry) => _ = entry.insert(row(entry.get().is_new)),
+        }
     }
 
     /// The move from the node that is tracked to the one of the new binding.
