@@ -49,6 +49,7 @@ fn last(number: u128, seq: u64, phase: Phase, spec: &Arc<Submission>) -> (Execut
     let mut state = ExecutionState::unborn(tenant(), id(number), spec, None, at(0));
     state.phase = phase;
     state.at = at(10);
+    let state = Arc::new(state);
     (id(number), Last { seq, state })
 }
 
@@ -211,7 +212,7 @@ fn answers_that_were_not_kept_are_found() {
 fn a_pause_that_stands_in_the_ledger_may_wait_for_its_boundary() {
     let (number, mut ledger) = last(1, 7, started("n1"), &plain());
     let requested = json!({"what": RequestKind::Pause, "who": "me", "at": at(1)});
-    ledger.state.requested = Some(serde_json::from_value(requested).unwrap());
+    Arc::make_mut(&mut ledger.state).requested = Some(serde_json::from_value(requested).unwrap());
     let said = [Answer {
         execution: number,
         said: Said::Paused,

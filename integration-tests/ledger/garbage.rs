@@ -4,6 +4,7 @@
 //! right.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::dice::{Dice, is_small, submissions};
@@ -171,7 +172,7 @@ async fn capsules(
     let binding = CapsuleBinding {
         seq: bound.seq,
         digest: bound.digest,
-        state: bound.state().clone(),
+        state: bound.state().clone().into(),
     };
     let message = |v: u8, binding: &CapsuleBinding| {
         let bindings = vec![binding.clone()];
@@ -182,12 +183,12 @@ async fn capsules(
         })
     };
     let mut forged = binding.clone();
-    forged.state.execution = ghost(dice);
+    Arc::make_mut(&mut forged.state).execution = ghost(dice);
     // What is spoiled is another one's: that its bits are what they were before is not checked.
     let mut another = ledger.last().unwrap().state().clone();
     another.execution = ghost(dice);
     let another = CapsuleBinding {
-        state: another,
+        state: another.into(),
         ..binding.clone()
     };
     let models = [message(1, &another), message(2, &another)];

@@ -29,7 +29,7 @@ pub struct LedgerMessage {
     /// The events, in order. None: the message only makes appends after earlier messages fail.
     pub events: Vec<Event>,
     /// The state after the events. It alone suffices to continue.
-    pub state: ExecutionState,
+    pub state: Arc<ExecutionState>,
     /// Reserved for a signature by the binding's holder.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sig: Option<String>,
@@ -77,7 +77,7 @@ impl LedgerMessage {
         if message.v != 1 {
             return Err(MessageError::Version(message.v));
         }
-        message.state.resolve(sequence);
+        Arc::make_mut(&mut message.state).resolve(sequence);
         Ok(message)
     }
 }

@@ -5,6 +5,8 @@ mod record;
 mod refusal;
 mod verbs;
 
+use std::sync::Arc;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -45,7 +47,7 @@ pub struct CapsuleBinding {
     /// Digest of that message's `Fiec-Event` header.
     pub digest: Digest,
     /// The state after that message (sequences resolved, or 0 for `seq`).
-    pub state: ExecutionState,
+    pub state: Arc<ExecutionState>,
 }
 
 tagged! { "is", "Handover",

@@ -155,7 +155,7 @@ fn handover_message() -> LedgerMessage {
     LedgerMessage {
         v: 1,
         events,
-        state: next,
+        state: next.into(),
         sig: None,
     }
 }
@@ -214,7 +214,7 @@ fn split_message() -> LedgerMessage {
     LedgerMessage {
         v: 1,
         events,
-        state,
+        state: state.into(),
         sig: None,
     }
 }

@@ -200,13 +200,13 @@ proptest! {
                 prop_assert_eq!(adjusted.priority, change.priority);
             }
             let message =
-                LedgerMessage { v: 1, events: vec![event], state: next.clone(), sig: None };
+                LedgerMessage { v: 1, events: vec![event], state: next.clone().into(), sig: None };
             let header = message.encode().unwrap();
             sequence += 1;
             let read = LedgerMessage::decode(&header, sequence).unwrap();
             let mut resolved = next;
             resolved.resolve(sequence);
-            prop_assert_eq!(&read.state, &resolved);
+            prop_assert_eq!(&*read.state, &resolved);
             prev = Some(Digest::of(header.as_bytes()));
             state = resolved;
         }

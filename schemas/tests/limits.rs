@@ -516,7 +516,7 @@ fn size(mut events: Vec<Event>) -> usize {
     let message = LedgerMessage {
         v: 1,
         events,
-        state: state(),
+        state: state().into(),
         sig: Some("s".repeat(128)),
     };
     serde_json::to_string(&message).unwrap().len()

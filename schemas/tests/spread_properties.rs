@@ -148,12 +148,12 @@ impl Tree {
         let message = LedgerMessage {
             v: 1,
             events: events.to_vec(),
-            state: next.clone(),
+            state: next.clone().into(),
             sig: None,
         };
         let read = LedgerMessage::decode(&message.encode().unwrap(), 9).unwrap();
         next.resolve(9);
-        assert_eq!(read.state, next);
+        assert_eq!(*read.state, next);
         self.members.insert(id, (next, sigma));
     }
 

@@ -33,7 +33,7 @@ pub struct Content {
     /// Its digest.
     pub digest: Digest,
     /// The state after it. 0 stands for the message's own sequence until it is known.
-    pub state: ExecutionState,
+    pub state: Arc<ExecutionState>,
     pub(super) subject: String,
     pub(super) carries_state: bool,
 }
@@ -142,7 +142,7 @@ impl Draft {
         let message = LedgerMessage {
             v: 1,
             events,
-            state,
+            state: state.into(),
             sig: None,
         };
         let header = match message.encode() {
@@ -173,15 +173,12 @@ impl Draft {
     /// `seen_in`.
     pub fn into_tip(self, seq: Sequence, seen_in: u64) -> Tip {
         let digest = Some(self.digest);
-        let mut state = match Arc::try_unwrap(self.content) {
-            Ok(content) => content.state,
-            Err(shared) => shared.state.clone(),
-        };
-        state.resolve(seq);
+        let mut state = Arc::clone(&self.state);
+        Arc::make_mut(&mut state).resolve(seq);
         Tip {
             seq,
             digest,
-            state: Arc::new(state),
+            state,
             seen_in,
         }
     }

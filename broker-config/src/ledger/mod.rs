@@ -76,7 +76,7 @@ impl From<Entry> for Tip {
         Self {
             seq: entry.seq,
             digest: Some(entry.digest),
-            state: Arc::new(entry.message.state),
+            state: entry.message.state,
             seen_in: entry.seen_in,
         }
     }

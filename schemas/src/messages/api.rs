@@ -1,5 +1,7 @@
 //! Requests of operators and clients to the policy service, and its answers.
 
+use std::sync::Arc;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -259,7 +261,7 @@ pub struct ApiReply {
     pub message: String,
     /// The execution's state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub state: Option<ExecutionState>,
+    pub state: Option<Arc<ExecutionState>>,
     /// Its progress beyond the last commit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<RunningProgress>,

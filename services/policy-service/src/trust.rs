@@ -394,7 +394,7 @@ impl Effects {
                 .events
                 .iter()
                 .any(|event| matches!(event, Event::Bound { node: to, .. } if to == node));
-            return Ok(state.boundary.filter(|_| binds));
+            return Ok(state.boundary.clone().filter(|_| binds));
         }
         Ok(None)
     }

@@ -97,7 +97,7 @@ async fn what_waits_or_is_paused_outlives_the_age_of_the_stream_with_its_state()
         let reply: ApiReply = stage.ask("fiec.api.resume.lab", &request).await;
         assert_eq!(reply.error, None);
         until(|| async {
-            let phase = stage.last(client).await.message.state.phase;
+            let phase = stage.last(client).await.message.state.phase.clone();
             matches!(phase, Phase::Bound(_))
         })
         .await;

@@ -54,7 +54,7 @@ async fn an_array_becomes_so_many_executions_by_request_and_by_message_and_once_
     assert_eq!(reply.accepted[0].line, 1);
     for n in 0..3 {
         let state = stage.last(&format!("part-{n}")).await.message.state;
-        assert_eq!(state.spec.unwrap().labels["n"], n.to_string());
+        assert_eq!(state.spec.as_ref().unwrap().labels["n"], n.to_string());
         assert_eq!(
             state.batch.unwrap().id,
             reply.batch.unwrap(),
@@ -375,7 +375,7 @@ async fn bound_of(stage: &Stage, count: usize) -> Vec<String> {
     for n in 0..count {
         let name = format!("e-{n}");
         let last = ledger.last(&tenant(), id(&name)).await.unwrap();
-        let phase = last.map(|entry| entry.message.state.phase);
+        let phase = last.map(|entry| entry.message.state.phase.clone());
         if matches!(phase, Some(Phase::Bound(_))) {
             bound.push(name);
         }

@@ -92,7 +92,7 @@ async fn an_execution_whose_submission_is_lost_fails_and_says_so() {
     ledger.append(draft, bytes::Bytes::new()).await.unwrap();
     let service = stage.service().await;
     until(|| async {
-        let phase = stage.last("lost").await.message.state.phase;
+        let phase = stage.last("lost").await.message.state.phase.clone();
         matches!(phase, Phase::Failed)
     })
     .await;

@@ -192,8 +192,9 @@ async fn a_ledger_of_another_submission_is_no_answer() {
     let mut message = LedgerMessage::decode(&text, 0).unwrap();
     let other = json!({ "program": "synthetic@1", "params": { "capsules": 7 } });
     let other = Submission::parse(other.to_string().as_bytes()).unwrap();
-    message.state.submission = other.digest();
-    message.state.spec = Some(Arc::new(other));
+    let state = Arc::make_mut(&mut message.state);
+    state.submission = other.digest();
+    state.spec = Some(Arc::new(other));
     append_whole(&stage, &message.encode().unwrap()).await;
     let rejection = stage.record(&subjects::rejection("lab")).await.to_string();
     assert!(

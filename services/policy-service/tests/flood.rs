@@ -92,7 +92,7 @@ async fn a_flood_of_vectors_of_one_node_does_not_hide_that_another_one_is_lost()
     let (_, lives) = stage.add_mute_node("n2").await;
     let _service = stage.service().await;
     stage.publish(r#"{"id":"a","program":"synthetic@1"}"#).await;
-    let is_on = async |node: &str| match stage.last("a").await.message.state.phase {
+    let is_on = async |node: &str| match &stage.last("a").await.message.state.phase {
         Phase::Bound(binding) => binding.node.as_str() == node,
         _ => false,
     };

@@ -143,7 +143,15 @@ async fn a_service_that_cannot_read_the_ledgers_holds_up_no_quota() {
     let _: QuotaReply = stage.ask("fiec.api.quota.lab", &quota).await;
     stage.add_node("n1", &["synthetic@1"], 20).await;
     for n in 0..20 {
-        let last = async || stage.last(&format!("q{n}")).await.message.state.phase;
+        let last = async || {
+            stage
+                .last(&format!("q{n}"))
+                .await
+                .message
+                .state
+                .phase
+                .clone()
+        };
         until(async || matches!(last().await, Phase::Bound(_))).await;
     }
 }

@@ -1,5 +1,7 @@
 //! Requests about an execution whose range is shared, and their effect on its parts, with workers
 //! played by the test.
+use std::sync::Arc;
+
 use crate::stage::{Stage, tenant, until};
 use fiec_broker::{Draft, Ledger};
 use fiec_schemas::messages::{ApiReply, BatchReply, ControlRequest};
@@ -16,7 +18,7 @@ fn whole() -> ExecutionId {
     ExecutionId::from_client(&tenant(), &ClientId::new("w").unwrap())
 }
 
-async fn state(stage: &Stage, id: ExecutionId) -> ExecutionState {
+async fn state(stage: &Stage, id: ExecutionId) -> Arc<ExecutionState> {
     stage.last_of(id).await.message.state
 }
 
@@ -258,7 +260,7 @@ async fn a_part_that_is_made_after_a_change_begins_with_it() {
     let request = json!({"id": "w", "who": "ann"});
     let reply: ApiReply = stage.ask("fiec.api.resume.lab", &request).await;
     assert_eq!(reply.error, None);
-    let born = state(&stage, part).await.adjusted.unwrap();
+    let born = state(&stage, part).await.adjusted.clone().unwrap();
     assert_eq!(born.priority, Some(7));
     let submitted_at = state(&stage, whole()).await.submitted_at;
     let due = Timestamp::from_micros(submitted_at.micros() + 3_600_000_000);

@@ -247,7 +247,7 @@ async fn a_change_of_the_service_itself_that_it_gave_up_and_that_is_stored_later
     let draft = Draft::new(&paused.into(), resumed, &author, at).unwrap();
     let ledger = Ledger::new(&stage.broker);
     ledger.append(draft, bytes::Bytes::new()).await.unwrap();
-    let last = async || stage.last("a").await.message.state.phase;
+    let last = async || stage.last("a").await.message.state.phase.clone();
     until(async || matches!(last().await, Phase::Bound(_))).await;
 }
 

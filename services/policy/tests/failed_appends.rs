@@ -13,7 +13,7 @@ fn reread(w: &mut World, (seq, state): &(u64, ExecutionState)) {
     let message = LedgerMessage {
         v: 1,
         events: Vec::new(),
-        state: state.clone(),
+        state: state.clone().into(),
         sig: None,
     };
     let header = message.encode().unwrap();

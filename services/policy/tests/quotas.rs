@@ -443,7 +443,7 @@ fn header(events: &[Event], state: &ExecutionState) -> String {
     let message = LedgerMessage {
         v: 1,
         events: events.to_vec(),
-        state: state.clone(),
+        state: state.clone().into(),
         sig: None,
     };
     message.encode().unwrap()

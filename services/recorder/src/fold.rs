@@ -26,6 +26,9 @@ use self::rewind::{epoch_before, is_healed};
 pub use crate::known::{EndedRun, Known, Message, Tracked};
 use crate::rows::{EventColumns, ExecutionRow, MissingRow, Rows};
 
+/// The reason of a gap behind an execution that had ended.
+pub const SECOND_RUN: &str = "a second run under the id of an execution that had ended";
+
 /// An execution of which the batch has messages.
 struct Folded {
     /// True if the table cannot hold it yet.
@@ -36,7 +39,7 @@ struct Folded {
     /// True if a message of the batch has set the last boundary.
     has_new_boundary: bool,
     /// The state after its last message.
-    state: Option<ExecutionState>,
+    state: Option<Arc<ExecutionState>>,
 }
 
 impl Folded {
@@ -74,7 +77,13 @@ pub fn fold(messages: Vec<Message>, known: &mut Known) -> Rows {
             continue;
         };
         let place = state.boundary.clone().filter(|_| folded.has_new_boundary);
-        let row = ExecutionRow::new(folded.is_new, folded.spec, folded.columns, tracked, state);
+        let row = ExecutionRow::new(
+            folded.is_new,
+            folded.spec,
+            folded.columns,
+            tracked,
+            Arc::unwrap_or_clone(state),
+        );
         if row.finished_at.is_some() {
             known.tracked.remove(&id);
             if row.commits > 0 {
@@ -124,7 +133,7 @@ fn fold_message(
                 first_missing: 1,
                 last_missing: state.ordinal,
                 seq,
-                reason: "a second run under the id of an execution that had ended",
+                reason: SECOND_RUN,
                 at: stored_at,
             });
         }

@@ -46,7 +46,7 @@ impl Measured {
 }
 
 /// Writes one execution's ledger in memory, as its writers would.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct LedgerWriter {
     state: ExecutionState,
     prev: Option<Digest>,
@@ -89,12 +89,12 @@ impl LedgerWriter {
         let message = LedgerMessage {
             v: 1,
             events,
-            state,
+            state: state.into(),
             sig: None,
         };
         let header = message.encode().map_err(|e| e.to_string())?;
         self.prev = Some(Digest::of(header.as_bytes()));
-        self.state = message.state;
+        self.state = Arc::unwrap_or_clone(message.state);
         self.state.resolve(seq);
         Ok(FeedItem {
             seq,

@@ -255,16 +255,28 @@ pub(crate) async fn rewind(tx: &mut PgConnection, rewind: &Rewind) -> sqlx::Resu
         .await?;
     }
     sqlx::query(
-        "UPDATE placements SET ended_at = NULL, end_reason = NULL \
-         WHERE execution = $1 AND epoch = $2",
+        "UPDATE placements SET ended_at = NULL, end_reason = NULL, ended_in = NULL \
+         WHERE execution = $1 AND epoch = $2 AND coalesce(ended_in, $3) >= $3",
     )
     .bind(argument(&rewind.execution))
     .bind(argument(&epoch))
+    .bind(argument(&from))
+    .execute(&mut *tx)
+    .await?;
+    sqlx::query(
+        "UPDATE placements \
+         SET started_at = NULL, started_in = NULL, computing_since = NULL, gap_us = NULL \
+         WHERE execution = $1 AND epoch = $2 AND started_in >= $3",
+    )
+    .bind(argument(&rewind.execution))
+    .bind(argument(&epoch))
+    .bind(argument(&from))
     .execute(&mut *tx)
     .await?;
     sqlx::query(
         "UPDATE executions SET ordinal = $2 - 1, finished_at = NULL, capsules = NULL, \
-         result = NULL, outputs = NULL, failure = NULL, stderr_tail = NULL WHERE id = $1",
+         result = NULL, outputs = NULL, failure = NULL, stderr_tail = NULL, \
+         first_started_at = CASE WHEN $2 > 1 THEN first_started_at END WHERE id = $1",
     )
     .bind(argument(&rewind.execution))
     .bind(argument(&from))

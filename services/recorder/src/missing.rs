@@ -39,7 +39,7 @@ impl LedgerEnd {
             let state = last.message.state;
             Self::At(Reached {
                 message: state.ordinal,
-                boundary: state.boundary.map_or(0, |place| place.index),
+                boundary: state.boundary_index(),
             })
         }))
     }

@@ -55,7 +55,10 @@ async fn needed(broker: &Broker, tenant: &Tenant, id: ExecutionId) -> Result<Opt
         state.phase,
         Phase::Pending | Phase::Paused { .. } | Phase::Verifying { .. }
     );
-    let place = state.boundary.filter(store::is_large);
+    let place = state
+        .boundary
+        .as_ref()
+        .filter(|place| store::is_large(place));
     let Some((place, seq)) = place.and_then(|place| Some((place.digest, place.seq?))) else {
         return Ok(None);
     };

@@ -156,9 +156,12 @@ fn a_life_in_one_message_becomes_the_same_rows_as_in_two() {
     let mut known = Known::default();
     let whole = fold(whole, &mut known);
     assert!(known.is_empty());
-    let placement = &whole.placements[0];
+    let mut placement = whole.placements[0].clone();
     assert_eq!(placement.bound_at, Some(at(10)));
     assert_eq!(placement.end_reason, Some("completed"));
+    assert_eq!(placement.started_in, Some(1));
+    assert_eq!(placement.ended_in, Some(1));
+    (placement.started_in, placement.ended_in) = (Some(2), Some(2));
     // Nothing but the count of messages differs.
     let mut row = whole.executions.into_iter().next().unwrap();
     assert_eq!(row.ordinal, 1);

@@ -13,6 +13,7 @@ mod held;
 mod live;
 mod queue;
 mod restore;
+mod rewinds;
 mod schema;
 mod spread;
 mod substrates;

@@ -129,7 +129,7 @@ fn take(shared: &Arc<Shared>, binding: CapsuleBinding, seen_in: u64, ack: &Arc<C
         digest,
         mut state,
     } = binding;
-    state.resolve(seq);
+    Arc::make_mut(&mut state).resolve(seq);
     let mine = matches!(&state.phase, Phase::Bound(b) if b.instance == shared.instance && b.node == *shared.node());
     let (execution, epoch) = (state.execution, state.epoch);
     if !mine {

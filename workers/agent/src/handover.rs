@@ -366,7 +366,7 @@ fn speculate(shared: &Arc<Shared>, execution: ExecutionId, epoch: Epoch, text: &
     drop(live);
     shared.metrics.handovers_in.inc();
     let start = Start::Speculative {
-        state: Arc::new(state),
+        state,
         sigma: moved.sigma,
         confirmed,
         digest: bound,

@@ -160,7 +160,7 @@ pub fn ahead_of(draft: &Draft) -> Option<Tip> {
         Phase::Started(binding) if binding.seq != 0 => Some(Tip {
             seq: 0,
             digest: Some(draft.digest),
-            state: draft.state.clone().into(),
+            state: Arc::clone(&draft.state),
             seen_in: 0,
         }),
         _ => None,

@@ -67,7 +67,7 @@ pub(crate) async fn prepare(shared: Arc<Shared>, coming: Coming) {
     };
     let large = state.as_ref().and_then(|state| state.boundary.clone());
     let large = large.filter(store::is_large);
-    let spec = state.and_then(|state| state.spec);
+    let spec = state.and_then(|state| state.spec.clone());
     let spec = spec.filter(|spec| spec.program == program);
     if shared.options.warm {
         let device = substrate.filter(|place| place != HOST);

@@ -68,7 +68,7 @@ async fn a_state_too_large_for_a_message_and_an_output_go_to_the_stores() {
         .await;
     let last = world.wait_phase(id, "completed").await;
     assert_eq!(result(&last), undisturbed(&params));
-    let place = last.state.boundary.unwrap();
+    let place = last.state.boundary.clone().unwrap();
     assert!(fiec_broker::store::is_large(&place), "{place:?}");
     assert_eq!(
         world.ledger.state(id, &place).await.unwrap().len(),

@@ -149,7 +149,7 @@ async fn a_worker_that_leaves_drops_what_was_superseded_and_keeps_what_is_needed
     let yielded = |e: &Event| matches!(e, Event::Yielded { .. });
     assert!(last.events.iter().any(yielded), "{:?}", last.events);
     assert_eq!(stored(&world, ended).await, 0);
-    let place = last.state.boundary.unwrap();
+    let place = last.state.boundary.clone().unwrap();
     assert_eq!(stored(&world, id).await, needed(&world, &place).await);
     world.ledger.state(id, &place).await.unwrap();
 }
@@ -204,7 +204,7 @@ async fn chunks_that_a_broker_has_lost_are_stored_again_and_no_others() {
     let id = world.submit(&line(1_000_000, 50), &a).await;
     let some = |m: &fiec_schemas::LedgerMessage| m.state.totals.commits >= 3;
     let last = world.wait(id, "some commits", some).await;
-    let place = last.state.boundary.unwrap();
+    let place = last.state.boundary.clone().unwrap();
     let manifest = store::manifest(&world.broker, &place).await.unwrap();
     let lost = &manifest.beyond(None)[..9];
     fiec_broker::chunks::drop_chunks(&world.broker, lost)
@@ -219,7 +219,7 @@ async fn chunks_that_a_broker_has_lost_are_stored_again_and_no_others() {
         .await;
     world.pause(id, &a).await;
     assert_eq!(whole_again(&world, id).await, [0; 0]);
-    let place = world.last(id).await.message.state.boundary.unwrap();
+    let place = world.last(id).await.message.state.boundary.clone().unwrap();
     let state = world.ledger.state(id, &place).await.unwrap();
     assert_eq!(state.len() as u64, LARGE);
     only_the_last_are_left(&world, id, &place, new_life).await;
@@ -246,7 +246,7 @@ async fn a_broker_that_was_started_again_without_a_loss_gets_no_chunk_twice() {
         .await;
     world.pause(id, &a).await;
     assert_eq!(whole_again(&world, id).await, [0; 0]);
-    let place = world.last(id).await.message.state.boundary.unwrap();
+    let place = world.last(id).await.message.state.boundary.clone().unwrap();
     only_the_last_are_left(&world, id, &place, new_life).await;
     a.leave().await;
 }
@@ -503,7 +503,9 @@ async fn a_boundary_whose_chunks_are_dropped_cannot_be_compared_and_one_that_was
     let mut places = Vec::new();
     for seq in 1..=world.last(id).await.seq {
         let entry = world.ledger.by_sequence(seq).await;
-        let place = entry.ok().and_then(|entry| entry.message.state.boundary);
+        let place = entry
+            .ok()
+            .and_then(|entry| entry.message.state.boundary.clone());
         places.extend(place.filter(|place| place.seq == Some(seq)));
     }
     let (early, later) = (places[1].clone(), places[4].clone());

@@ -43,6 +43,7 @@ async fn with_lost_states(world: &World) -> (ExecutionId, Entry, Vec<(StatePlace
         if let Some(place) = message
             .state
             .boundary
+            .clone()
             .filter(|_| message.events.iter().any(commits))
         {
             let state = world.ledger.state(id, &place).await.unwrap();

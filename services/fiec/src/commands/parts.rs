@@ -1,6 +1,8 @@
 //! The parts that an execution has split off and not taken back, and their parts, as their ledgers
 //! show them now.
 
+use std::sync::Arc;
+
 use fiec_broker::{Broker, Ledger};
 use fiec_schemas::ExecutionState;
 use fiec_schemas::spread::Part;
@@ -19,7 +21,7 @@ pub struct Standing {
     /// Its range.
     pub part: Part,
     /// State in the last message. `None` if its ledger has not begun.
-    pub state: Option<ExecutionState>,
+    pub state: Option<Arc<ExecutionState>>,
 }
 
 /// The parts of an execution, each before its own parts. An unreadable ledger counts as not begun.
@@ -59,13 +61,13 @@ impl Standing {
 
     fn boundary(&self) -> u64 {
         self.state
-            .as_ref()
+            .as_deref()
             .map_or(0, ExecutionState::boundary_index)
     }
 
     /// JSON for scripts.
     pub fn to_json(&self) -> Value {
-        let holder = self.state.as_ref().and_then(ExecutionState::part_of);
+        let holder = self.state.as_deref().and_then(ExecutionState::part_of);
         json!({
             "part": self.part.id, "holder": holder, "from": self.part.from, "to": self.part.to,
             "phase": self.phase(), "node": self.node(), "boundary": self.boundary(),

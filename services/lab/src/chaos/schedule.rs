@@ -121,11 +121,17 @@ impl Schedule {
         }
     }
 
-    /// The recorder or its database alone is away for so long that the broker drops a consumer that
-    /// nobody asks, and that commits without a bound would become too rare. The ledgers still hold
-    /// what was not read: with 24 messages at first, and then one in 2 s, 64 last for about 80 s.
+    /// The recorder or its database alone is away for so long that commits without a bound would
+    /// become too rare. The ledgers still hold what was not read: with 24 messages at first, and then
+    /// one in 2 s, 64 last for about 80 s. A long absence goes beyond that, and beyond the time after
+    /// which the broker drops a consumer that nobody asks: 60 s after the end of its last request,
+    /// which is open for 30 s.
     fn history_is_away(&mut self) -> (Target, Fault) {
-        self.alone = self.dice.between(62_000, 65_000);
+        let (from, to) = match self.long {
+            true => (93_000, 98_000),
+            false => (58_000, 62_000),
+        };
+        self.alone = self.dice.between(from, to);
         match self.dice.below(2) {
             0 => (Target::Recorder, Fault::Stop(self.alone)),
             _ => (Target::Postgres, Fault::Kill(self.alone)),

@@ -340,7 +340,7 @@ impl Api {
             let header = header.and_then(|h| h.get(subjects::EVENT_HEADER));
             if let Some(text) = header.map(|h| h.as_str()).filter(|h| may_be_of(h, batch)) {
                 match LedgerMessage::decode(text, seq) {
-                    Ok(message) => take_member(page, message.state, seq),
+                    Ok(message) => take_member(page, &message.state, seq),
                     Err(error) => tracing::warn!(seq, %error, "a ledger message was passed over"),
                 }
             }
@@ -369,7 +369,7 @@ fn may_be_of(header: &str, batch: BatchId) -> bool {
 
 /// Adds an execution's last message to the page. If an execution changed while the ledgers were
 /// read, its later message replaces the earlier one.
-fn take_member(page: &mut Page, state: ExecutionState, seq: Sequence) {
+fn take_member(page: &mut Page, state: &ExecutionState, seq: Sequence) {
     if state.batch.is_none_or(|batch| batch.id != page.about.batch) {
         return;
     }
@@ -379,7 +379,7 @@ fn take_member(page: &mut Page, state: ExecutionState, seq: Sequence) {
         seq,
         phase: state.phase.kind(),
         concern: match change_of(page.about.verb) {
-            Some(change) => concern(&change, &state),
+            Some(change) => concern(&change, state),
             None => Concern::Nothing,
         },
         after: after

@@ -2,8 +2,6 @@
 //! appends, so the request goes to that worker. Otherwise the event is appended here. The answer
 //! comes after the append.
 
-use std::sync::Arc;
-
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -212,7 +210,7 @@ impl Api {
                     };
                     return Ok(ApiReply {
                         message,
-                        state: Some(Arc::unwrap_or_clone(state)),
+                        state: Some(state),
                         ..ApiReply::default()
                     });
                 }

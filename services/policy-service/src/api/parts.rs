@@ -4,6 +4,7 @@
 //! takes the change from its holder's ledger. A cancel needs no code here: the policy cancels parts
 //! whose holder has ended.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use fiec_broker::Entry;
@@ -48,7 +49,7 @@ enum Fate {
 pub(super) struct Changed {
     /// Result of the execution itself. A refusal only if it was in the requested state before and
     /// its parts were reached.
-    pub(super) own: Result<ApiReply, (Refusal, Option<ExecutionState>)>,
+    pub(super) own: Result<ApiReply, (Refusal, Option<Arc<ExecutionState>>)>,
     verb: ExecutionVerb,
     /// Parts that this request brought into the requested state.
     reached: usize,
@@ -67,8 +68,8 @@ impl Changed {
     /// The execution's state after the change, if it is known.
     pub(super) fn state(&self) -> Option<&ExecutionState> {
         match &self.own {
-            Ok(reply) => reply.state.as_ref(),
-            Err((_, state)) => state.as_ref(),
+            Ok(reply) => reply.state.as_deref(),
+            Err((_, state)) => state.as_deref(),
         }
     }
 

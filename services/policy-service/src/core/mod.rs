@@ -269,7 +269,7 @@ impl Core {
                 let binding = CapsuleBinding {
                     seq: tip.seq,
                     digest,
-                    state: Arc::unwrap_or_clone(tip.state),
+                    state: tip.state,
                 };
                 self.send(binding).await;
             }
@@ -391,7 +391,7 @@ impl Core {
         let message = LedgerMessage {
             v: 1,
             events,
-            state: Arc::unwrap_or_clone(tip.state),
+            state: tip.state,
             sig: None,
         };
         self.follow(&message, tip.seq, reread);

@@ -271,7 +271,7 @@ impl World {
             LedgerMessage {
                 v: 1,
                 events,
-                state: l.state.clone(),
+                state: l.state.clone().into(),
                 sig: None,
             },
             l.seq,

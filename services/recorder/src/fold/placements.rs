@@ -118,8 +118,9 @@ impl Step<'_> {
             .computed_until
             .filter(|_| epoch > 1)
             .map(|until| computing_since.micros().saturating_sub(until.micros()));
+        let ordinal = self.state.ordinal;
         let row = self.placement(epoch);
-        row.started_at = Some(at);
+        (row.started_at, row.started_in) = (Some(at), Some(ordinal));
         row.computing_since = Some(computing_since);
         row.gap_us = gap_us;
         if let Some(gap_us) = gap_us {
@@ -151,10 +152,13 @@ impl Step<'_> {
         if !std::mem::take(&mut self.tracked.open) {
             return;
         }
-        let computed_until = self.tracked.computed_until;
+        let (ordinal, computed_until) = (self.state.ordinal, self.tracked.computed_until);
         let row = self.placement(self.tracked.epoch);
-        row.ended_at = Some(at);
-        row.end_reason = Some(why);
+        // After a rewind it may have ended before.
+        if row.ended_at.is_some() {
+            return;
+        }
+        (row.ended_at, row.end_reason, row.ended_in) = (Some(at), Some(why), Some(ordinal));
         // A capsule that ended before this placement's first one is not its own. If the first one
         // is in an earlier batch, the upsert decides.
         row.computed_until = match row.computing_since {

@@ -4,7 +4,7 @@
 use fiec_schemas::{Epoch, Event, ExecutionState, InstanceId, NodeId};
 
 use super::Step;
-use crate::rows::Rewind;
+use crate::rows::{EventColumns, Rewind};
 
 impl Step<'_> {
     /// The ledger has lost the recorded messages from this ordinal on, and goes on with this message.
@@ -25,7 +25,7 @@ impl Step<'_> {
         rows.rebindings.retain(|key, _| stands(key));
         rows.placements.retain(|key, _| stands(key));
         if let Some(row) = rows.placements.get_mut(&(id, epoch)) {
-            (row.ended_at, row.end_reason) = (None, None);
+            row.withdraw(from);
         }
         rows.rewinds.push(Rewind {
             execution: id,
@@ -33,6 +33,12 @@ impl Step<'_> {
             epoch,
             at: self.stored_at,
         });
+        if from == 1 {
+            // It was submitted again, perhaps with another line.
+            self.execution.spec = self.state.spec.clone();
+            self.execution.columns = EventColumns::default();
+        }
+        self.execution.columns.withdraw_end();
         let before = std::mem::take(self.tracked);
         self.tracked.ordinal = from.saturating_sub(1);
         self.tracked.epoch = epoch;

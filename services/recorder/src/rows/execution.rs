@@ -22,21 +22,21 @@ table! {
         /// Whose.
         tenant: Tenant,
         /// The client's own id, if it gave one.
-        client_id: Option<ClientId>,
+        client_id: Option<ClientId> = Fill,
         /// Its batch.
-        batch_id: Option<BatchId>,
+        batch_id: Option<BatchId> = Take,
         /// Line in the batch, from 1.
-        batch_line: Option<u32>,
+        batch_line: Option<u32> = Take,
         /// The program, with its version.
-        program: Option<String>,
+        program: Option<String> = Fill,
         /// Under which contract it moves.
-        contract: Contract,
+        contract: Contract = Take,
         /// Digest of the canonical submission.
-        submission: Digest,
+        submission: Digest = Take,
         /// The submission, where the ledger has it and the table does not yet.
-        spec: Option<Json<Arc<Submission>>>,
+        spec: Option<Json<Arc<Submission>>> = Fill,
         /// When it was submitted.
-        submitted_at: Timestamp,
+        submitted_at: Timestamp = Take,
         /// Name of the phase.
         phase: PhaseKind = Take,
         /// Node of the last binding.
@@ -134,6 +134,14 @@ pub(crate) struct EventColumns {
     pub outputs: Option<Json<Vec<Output>>>,
     pub failure: Option<String>,
     pub stderr_tail: Option<String>,
+}
+
+impl EventColumns {
+    /// Withdraws how it ended.
+    pub(crate) fn withdraw_end(&mut self) {
+        (self.capsules, self.result, self.outputs) = (None, None, None);
+        (self.failure, self.stderr_tail) = (None, None);
+    }
 }
 
 impl ExecutionRow {

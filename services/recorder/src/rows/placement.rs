@@ -85,6 +85,10 @@ table! {
         host_uj: Option<u64> = By(sum!("host_uj")),
         /// The same of the device.
         device_uj: Option<u64> = By(sum!("device_uj")),
+        /// Ordinal of the message that says that it started.
+        started_in: Option<Ordinal>,
+        /// Ordinal of the message with which it ended.
+        ended_in: Option<Ordinal> = By(end!("ended_in")),
     }
     beside {
         /// True if the table cannot hold it yet.
@@ -111,7 +115,20 @@ impl PlacementRow {
             gap_us: None,
             host_uj: None,
             device_uj: None,
+            started_in: None,
+            ended_in: None,
             is_new: false,
+        }
+    }
+
+    /// Withdraws what messages from this ordinal on said of it, and what is not known to be older.
+    pub(crate) fn withdraw(&mut self, from: Ordinal) {
+        if self.ended_in.is_none_or(|ended_in| ended_in >= from) {
+            (self.ended_at, self.end_reason, self.ended_in) = (None, None, None);
+        }
+        if self.started_in.is_some_and(|started_in| started_in >= from) {
+            (self.started_at, self.started_in) = (None, None);
+            (self.computing_since, self.gap_us) = (None, None);
         }
     }
 }

@@ -291,7 +291,7 @@ impl Stage {
         let message = LedgerMessage {
             v: 1,
             events,
-            state: job.state.clone(),
+            state: job.state.clone().into(),
             sig: None,
         };
         let (seq, id) = (job.seq, job.id);
@@ -350,7 +350,7 @@ impl Stage {
         let message = LedgerMessage {
             v: 1,
             events: vec![],
-            state: job.state.clone(),
+            state: job.state.clone().into(),
             sig: None,
         };
         let seq = job.seq;

@@ -130,7 +130,7 @@ impl<D: Decide> World<'_, D> {
             let message = LedgerMessage {
                 v: 1,
                 events: events.to_vec(),
-                state: state.clone(),
+                state: state.clone().into(),
                 sig: None,
             };
             message.encode().map_err(|error| error.to_string())

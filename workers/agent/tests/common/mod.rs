@@ -196,7 +196,7 @@ impl World {
             .map(|t| CapsuleBinding {
                 seq: t.seq,
                 digest: t.digest.unwrap(),
-                state: ExecutionState::clone(&t.state),
+                state: t.state.clone(),
             })
             .collect();
         let body = serde_json::to_vec(&CapsuleMessage {

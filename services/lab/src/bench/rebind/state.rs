@@ -141,7 +141,8 @@ impl Run {
                 Event::Boundary(boundary) => Some(boundary.computed_at),
                 _ => None,
             });
-            let (Some(computed_at), Some(place)) = (committed, message.state.boundary) else {
+            let place = message.state.boundary.clone();
+            let (Some(computed_at), Some(place)) = (committed, place) else {
                 continue;
             };
             let before = self.last.replace(place.clone());

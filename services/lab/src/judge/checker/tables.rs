@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use fiec_broker::{Broker, feed};
+use fiec_recorder::fold::SECOND_RUN;
 use fiec_schemas::subjects::{LEDGER_STREAM, RECORD_STREAM};
 use serde_json::Value;
 use sqlx::{PgConnection, PgPool, Row as _, ValueRef as _};
@@ -85,6 +86,8 @@ pub struct Snapshot {
     pub missing: Vec<String>,
     /// Executions with a stated gap.
     pub with_gaps: BTreeSet<String>,
+    /// Executions that had ended before their id began anew. Their rows are of the first run.
+    pub ended_before: BTreeSet<String>,
     /// Times that stand in the wrong order.
     pub reversed: Vec<String>,
     /// Checkpoints of the recorder.
@@ -157,6 +160,8 @@ async fn at_once(pool: &PgPool) -> sqlx::Result<Snapshot> {
     }
     let gaps = "SELECT DISTINCT execution::text FROM ledger_gaps";
     snapshot.with_gaps = rows(&mut tx, gaps).await?.into_iter().collect();
+    let again = format!("{gaps} WHERE reason = '{SECOND_RUN}'");
+    snapshot.ended_before = rows(&mut tx, &again).await?.into_iter().collect();
     let clocks = format!("interval '{CLOCKS_MS} ms'");
     snapshot.reversed = rows(
         &mut tx,

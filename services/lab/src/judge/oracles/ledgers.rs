@@ -1,6 +1,7 @@
 //! The last message of each ledger, as the broker has it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use fiec_broker::Broker;
@@ -17,7 +18,7 @@ const SILENCE: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone)]
 pub struct Last {
     pub seq: Sequence,
-    pub state: ExecutionState,
+    pub state: Arc<ExecutionState>,
 }
 
 /// Reads the last message of each ledger, also of those that have ended.
