@@ -8,9 +8,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// back to the system. The binding has no name for it.
 const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
 
-/// The recorder frees a batch, and a worker a state of megabytes, and needs the memory again within
-/// a second. After the default of 10 ms, each page costs a page fault and a clearing.
-const KEEP_FREED_MS: i64 = 1_000;
+/// The recorder frees a batch, and a worker a state of megabytes, and needs the memory again with the
+/// next burst of work. After the default of 10 ms, each page costs a page fault and a clearing.
+const KEEP_FREED_MS: i64 = 10_000;
 
 /// Sets the allocator's options. Call it first in `main`, before another thread starts.
 #[allow(unsafe_code)]
