@@ -39,6 +39,5 @@ pub use connection::{
     Broker, BrokerError, ConnectOptions, UNACKNOWLEDGED, Unacknowledged, without_secrets,
 };
 pub use ledger::{AppendError, Draft, Entry, Ledger, Tip};
-pub use objects::RENEW_AFTER;
 pub use reader::{Delivered, Reader, next_fetched};
 pub use upkeep::Upkeep;

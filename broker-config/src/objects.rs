@@ -30,8 +30,9 @@ const COPY: usize = 256 * 1024;
 /// writer.
 const TRIES: usize = 5;
 /// A put of an existing object that is older than this renews its description, so that the
-/// collector keeps it. Far below any grace period of a collector.
-pub const RENEW_AFTER: Duration = Duration::from_secs(3_600);
+/// collector keeps it. Far below any grace period of a collector, also in experiments with faster
+/// time. Puts of one object write one description in this time, however many they are.
+const RENEW_AFTER: Duration = Duration::from_secs(10);
 
 /// A bucket of objects.
 pub(crate) struct Bucket<'a> {

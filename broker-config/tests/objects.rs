@@ -51,6 +51,27 @@ fn data(seed: u8) -> Vec<u8> {
 }
 
 #[tokio::test]
+async fn a_put_of_an_object_that_is_there_soon_counts_as_new() {
+    let world = world().await;
+    let digest = Digest::of(b"x");
+    let put_at = async || {
+        let put = store::put_data(&world.broker, digest, b"x").await;
+        put.unwrap();
+        let objects = collect::contents(&world.broker, collect::Store::Data).await;
+        objects.unwrap().objects[0].stored_at
+    };
+    let first = put_at().await;
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+    while put_at().await == first {
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "puts do not renew it"
+        );
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+#[tokio::test]
 async fn equal_puts_at_the_same_time_leave_one_object_and_disturb_no_reader() {
     let world = world().await;
     let data = data(1);

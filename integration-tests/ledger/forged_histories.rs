@@ -383,11 +383,12 @@ fn times_stand_in_order() {
 #[test]
 fn outputs_and_large_results_are_looked_for() {
     let mut forger = whole();
-    let named = stored::objects(&[chain_of(&forger)]);
+    let no_copies = BTreeSet::new();
+    let named = stored::objects(&[chain_of(&forger)], &no_copies);
     let expected = BTreeMap::from([(sigma(99), (7, ID.to_owned()))]);
     assert_eq!(named, expected);
     forger.stored.pop();
-    assert!(stored::objects(&[chain_of(&forger)]).is_empty());
+    assert!(stored::objects(&[chain_of(&forger)], &no_copies).is_empty());
 }
 
 /// The violations of tables in which something was changed.

@@ -9,8 +9,8 @@ use fiec_schemas::hardware::RunningProgress;
 use fiec_schemas::messages::{Believed, Why};
 use fiec_schemas::quota::Quota;
 use fiec_schemas::{
-    Binding, ExecutionId, ExecutionState, NodeId, Phase, PhaseKind, RequestKind, Submission,
-    Tenant, Timestamp,
+    Binding, Digest, ExecutionId, ExecutionState, NodeId, Phase, PhaseKind, RequestKind,
+    Submission, Tenant, Timestamp,
 };
 use serde_json::json;
 use uuid::Uuid;
@@ -21,6 +21,7 @@ use fiec_lab::judge::oracles::health::{self, Health};
 use fiec_lab::judge::oracles::leaks::{self, Kept};
 use fiec_lab::judge::oracles::ledgers::Last;
 use fiec_lab::judge::oracles::liveness::{self, Waiting};
+use fiec_lab::judge::oracles::objects::{self, Objects};
 use fiec_lab::judge::oracles::outbox::{self, Emitted};
 use fiec_lab::judge::oracles::{agreement, configuration, recovery};
 
@@ -302,6 +303,60 @@ fn each_kind_of_leak_is_found() {
         ..kept()
     };
     assert_eq!(judged(fresh), []);
+}
+
+#[test]
+fn an_object_to_which_nothing_refers_is_found_once_it_is_due() {
+    let object = Digest::of(b"an output");
+    let ledger = |is_over, made: &[Digest], named: &[Digest]| objects::Ledger {
+        is_over,
+        made: made.iter().copied().collect(),
+        named: named.iter().copied().collect(),
+    };
+    let with = |ledger| Objects {
+        stored: BTreeMap::from([(object, at(50))]),
+        ledgers: BTreeMap::from([("x".to_owned(), ledger)]),
+        due_before: at(100),
+        ..Objects::default()
+    };
+    let judged = |objects: Objects| rules(&objects::judge(&objects));
+    let others = [Digest::of(b"another output")];
+    let left = || with(ledger(false, &others, &others));
+    assert_eq!(judged(left()), [Rule::Leaks]);
+    // What an ended execution has read is no longer needed.
+    let read = ledger(true, &[], &[object]);
+    assert_eq!(judged(with(read)), [Rule::Leaks]);
+
+    let kept = [
+        with(ledger(false, &[object], &[])),
+        with(ledger(false, &[], &[object])),
+        with(ledger(true, &[object], &[object])),
+        Objects {
+            packages: BTreeSet::from([object]),
+            ..left()
+        },
+        Objects {
+            history: BTreeSet::from([object]),
+            ..left()
+        },
+        Objects {
+            missing_history: vec![(at(40), at(60))],
+            ..left()
+        },
+        // It was put within the grace.
+        Objects {
+            due_before: at(50),
+            ..left()
+        },
+    ];
+    for kept in kept {
+        assert_eq!(judged(kept.clone()), [], "{kept:?}");
+    }
+    let missed_later = Objects {
+        missing_history: vec![(at(51), at(60))],
+        ..left()
+    };
+    assert_eq!(judged(missed_later), [Rule::Leaks]);
 }
 
 #[test]

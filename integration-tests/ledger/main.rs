@@ -18,5 +18,6 @@ mod garbage;
 mod history;
 mod lost_tail;
 mod policies;
+mod references;
 mod slow_commits;
 mod trust;

@@ -31,6 +31,7 @@ pub use fiec_lab::judge::{address_of, oracles, overdue};
 pub use journal::{Journal, Line, audit, digest_of, gives_way};
 use oracles::Scene;
 use oracles::answers::{Answers, Said};
+use oracles::objects::Collection;
 
 /// The binary under test.
 pub const BINARY: &str = env!("CARGO_BIN_EXE_fiec-lab");
@@ -40,6 +41,9 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 /// Most age of a commit by time, by the longest interval that a worker has without an option.
 const RECOVERY: Duration =
     oracles::recovery::bound(Duration::from_secs(60), Duration::from_secs(10));
+
+/// Grace of the collection of objects without an option.
+const COLLECTED_AFTER: Duration = Duration::from_secs(30 * 86_400);
 
 /// Seconds within which servers of a cluster agree on a leader.
 const ELECTION: u32 = 10;
@@ -225,6 +229,10 @@ impl Lab {
             recovery: RECOVERY,
             copies: self.servers.nats_urls().len(),
             superseded: Duration::from_secs(150),
+            collection: self.pool.as_ref().map(|pool| Collection {
+                pool,
+                grace: COLLECTED_AFTER,
+            }),
         })
         .await;
         found.retain(|broken| !self.exempt.iter().any(|e| e.explains(broken.rule)));

@@ -3,16 +3,21 @@
 //! of the stream before it was recorded, or of a boundary whose message is missing. The collection
 //! leaves these objects in the broker until an operator releases them.
 //!
-//! A put renews an object that is older than an hour. So an object whose last put is younger than the
-//! missing history counts as new, also if that history had named it.
+//! A put renews an object that is older than a moment. So an object whose last put is younger than
+//! the missing history counts as new, also if that history had named it.
 
-use fiec_broker::RENEW_AFTER;
+use std::time::Duration;
+
 use fiec_schemas::Timestamp;
 use sqlx::{PgPool, Row};
 
 use crate::read;
 use crate::table::argument;
 use crate::time::PgTime;
+
+/// Longest time by which an execution may be younger than the last put of an object that it names
+/// again. Earlier versions renewed an object after this time.
+const UNRENEWED: Duration = Duration::from_secs(3_600);
 
 /// The times at which objects were stored that missing history may refer to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,7 +64,7 @@ impl MissingHistory {
 /// Joins gaps that overlap. The gaps must be in the order of their beginnings. Each begins as much
 /// earlier as a put may leave an object unrenewed.
 fn merged(gaps: impl Iterator<Item = (Timestamp, Timestamp)>) -> Vec<(Timestamp, Timestamp)> {
-    let before = i64::try_from(RENEW_AFTER.as_micros()).unwrap_or(i64::MAX);
+    let before = i64::try_from(UNRENEWED.as_micros()).unwrap_or(i64::MAX);
     let mut merged: Vec<(Timestamp, Timestamp)> = Vec::new();
     for (from, until) in gaps {
         let from = Timestamp::from_micros(from.micros().saturating_sub(before));

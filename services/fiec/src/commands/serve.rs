@@ -343,6 +343,9 @@ pub struct RecorderArgs {
     /// 0: never
     #[arg(long, default_value_t = 30, value_parser = parse_collect_days)]
     pub collect_days: u32,
+    /// The same time in seconds, with four sweeps in it (for experiments with faster time)
+    #[arg(long, hide = true, conflicts_with = "collect_days", value_parser = clap::value_parser!(u32).range(1..))]
+    pub collect_seconds: Option<u32>,
     /// Seconds for which no ledger may name a chunk of a state before it is removed; longer than what
     /// a broker can lose in a power loss
     #[arg(long, default_value_t = 150)]
@@ -369,17 +372,22 @@ fn parse_collect_days(text: &str) -> Result<u32, String> {
 pub async fn recorder(args: RecorderArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("recorder").await?;
     let pool = fiec_recorder::connect(&global.database_url()?).await?;
+    let mut collection = fiec_recorder::Collection {
+        after: (args.collect_days > 0)
+            .then(|| Duration::from_secs(u64::from(args.collect_days) * 86_400)),
+        dry_run: args.collect_dry_run,
+        chunk_grace: Duration::from_secs(args.chunk_grace_seconds.max(1).into()),
+        ..fiec_recorder::Collection::default()
+    };
+    if let Some(seconds) = args.collect_seconds {
+        let after = Duration::from_secs(seconds.into());
+        (collection.after, collection.every) = (Some(after), after / 4);
+    }
     let options = fiec_recorder::RecorderOptions {
         http: Some(args.http.http),
         state_limit_bytes: args.state_limit,
         retention_days: args.keep_days,
-        collection: fiec_recorder::Collection {
-            after: (args.collect_days > 0)
-                .then(|| Duration::from_secs(u64::from(args.collect_days) * 86_400)),
-            dry_run: args.collect_dry_run,
-            chunk_grace: Duration::from_secs(args.chunk_grace_seconds.max(1).into()),
-            ..fiec_recorder::Collection::default()
-        },
+        collection,
         ..fiec_recorder::RecorderOptions::default()
     };
     let stop = stop_on_signals(CancellationToken::new())?;

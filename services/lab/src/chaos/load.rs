@@ -1,5 +1,6 @@
-//! The mixed load: solvers, a program in Python, large σ, messages to the outside, arrays, gangs and
-//! a tenant with a quota. Most of them rest instead of computing, so that a small machine plays many.
+//! The mixed load: solvers, a program in Python, outputs, large σ, messages to the outside, arrays,
+//! gangs and a tenant with a quota. Most of them rest instead of computing, so that a small machine
+//! plays many.
 
 use std::path::Path;
 
@@ -9,8 +10,9 @@ use serde_json::{Value, json};
 
 use super::schedule::Dice;
 
-/// The program in Python: it counts, keeps its count as σ, and says each tenth number to the outside.
-/// Its result has `pad` bytes more: with many of them it does not fit into a ledger message.
+/// The program in Python: it counts, keeps its count as σ, says each tenth number to the outside, and
+/// makes an output of each third, which no other execution makes. Its result has `pad` bytes more:
+/// with many of them it does not fit into a ledger message.
 const COUNT: &str = r#"import base64, json, os, socket, time
 conn = socket.socket(socket.AF_UNIX)
 conn.connect(os.environ["FIEC_SOCKET"])
@@ -26,21 +28,28 @@ def hear():
 run = hear()
 state = run.get("state")
 count = int(base64.b64decode(state)) if state else 0
+made = []
 while count < run["params"]["n"]:
     time.sleep(0.02)
     count += 1
+    if count % 3 == 0:
+        made.append(f"third-{count}")
+        with open(os.path.join(run["outputs"], made[-1]), "w", encoding="utf-8") as output:
+            output.write(f"{run['execution']} {count}")
     emit = [{"name": "tenth", "text": str(count)}] if count % 10 == 0 else []
     say(**{"is": "boundary", "emit": emit})
     while True:
         heard = hear()
         if heard["is"] == "state":
-            say(**{"is": "state", "state": base64.b64encode(str(count).encode()).decode()})
+            state = base64.b64encode(str(count).encode()).decode()
+            say(**{"is": "state", "state": state, "outputs": made})
+            made = []
         elif heard["is"] in ("yield", "cancel"):
             raise SystemExit(0)
         elif heard["is"] == "go":
             break
 pad = "x" * run["params"].get("pad", 0)
-say(**{"is": "completed", "result": {"digest": str(count), "pad": pad}})
+say(**{"is": "completed", "result": {"digest": str(count), "pad": pad}, "outputs": made})
 "#;
 
 /// Crashes of a program before it fails.
@@ -58,7 +67,8 @@ pub const COUNTER: &str = "count@1";
 /// If the folder cannot be written.
 pub fn write_counter(folder: &Path) -> anyhow::Result<()> {
     std::fs::create_dir_all(folder).context("cannot make the folder of the program")?;
-    let manifest = json!({"entry": ["python3", "-B", "count.py"], "protocol": "json_lines"});
+    let manifest = json!({"entry": ["python3", "-B", "count.py"], "protocol": "json_lines",
+        "outputs": ["third-*"]});
     std::fs::write(folder.join("count.py"), COUNT)?;
     std::fs::write(folder.join("fiec.json"), manifest.to_string())?;
     Ok(())

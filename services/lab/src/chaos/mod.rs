@@ -34,6 +34,7 @@ use crate::judge::checker::{self, Exempt, Violation};
 use crate::judge::journal::Journal;
 use crate::judge::oracles::answers::Answers;
 use crate::judge::oracles::ledgers::last_of_each;
+use crate::judge::oracles::objects::Collection;
 use crate::judge::oracles::{self, Scene, health, recovery};
 use crate::judge::{address_of, overdue};
 
@@ -61,17 +62,36 @@ pub struct ChaosArgs {
     pub binary: Option<PathBuf>,
 }
 
+impl ChaosArgs {
+    fn is_long(&self) -> bool {
+        self.minutes >= LONG_MINUTES
+    }
+
+    fn object_grace(&self) -> Duration {
+        if self.is_long() {
+            OBJECTS_LONG
+        } else {
+            OBJECTS
+        }
+    }
+}
+
 /// From this length on a process is stopped for longer than an append is tried.
 const LONG_MINUTES: f64 = 5.0;
 /// Pause between two lines of the load, and between two requests of the client.
 const LINES: (u64, u64) = (600, 1_800);
 const REQUESTS: (u64, u64) = (200, 1_200);
-/// How long what was paused rests before the judgement. Superseded chunks are dropped meanwhile.
+/// How long what was paused rests before the judgement. Superseded chunks are dropped meanwhile. It
+/// is longer if objects without a reference stay longer.
 const REST: Duration = Duration::from_secs(42);
 /// Time without an open fault after which everything runs: services have come up or given up.
 const SETTLED: Duration = Duration::from_secs(8);
 /// How long workers keep superseded chunks.
 const SUPERSEDED: Duration = Duration::from_secs(5);
+/// How long objects stay to which nothing refers: much longer than an append takes beside the stops
+/// of a short run, and of a long one.
+const OBJECTS: Duration = Duration::from_secs(60);
+const OBJECTS_LONG: Duration = Duration::from_secs(240);
 /// Longest interval of routine commits, in seconds.
 const LONGEST_INTERVAL: u64 = 2;
 /// Roles that compute until they are paused.
@@ -98,7 +118,10 @@ fn options(args: &ChaosArgs) -> ClusterOptions {
         policies: 2,
         policy_args: words("--liveness-ms 3000"),
         history: true,
-        recorder_args: words("--chunk-grace-seconds 2"),
+        recorder_args: words(&format!(
+            "--chunk-grace-seconds 2 --collect-seconds {}",
+            args.object_grace().as_secs()
+        )),
         binary: args.binary.clone(),
         patience: Duration::from_secs(90),
         ..ClusterOptions::default()
@@ -171,7 +194,7 @@ async fn play(
     let mut schedule = Schedule::new(
         seed,
         Draws {
-            long: minutes >= LONG_MINUTES,
+            long: args.is_long(),
             brokers: args.brokers,
             lost_tail: args.lost_tail,
         },
@@ -206,18 +229,18 @@ async fn play(
         client.submit_lost(&ledgers).await?;
     }
     found.extend(ending::end_stays(cluster, &client, &COMPUTE, ExecutionVerb::Pause).await);
-    let rested = Instant::now() + REST;
+    let rested = Instant::now() + REST.max(args.object_grace());
     let stuck = ending::settle(cluster, &mut client).await;
     report("everything ends", &stuck);
     found.extend(stuck);
     sleep_until(rested).await;
     found.extend(wrong_results(&journal).await);
     // A recorder that several faults keep away for long loses history, and says so.
-    let mut exempt = vec![Exempt::StatedGaps];
+    let mut exempt = vec![Exempt::StatedGaps, Exempt::ShortGrace];
     if args.lost_tail {
         exempt.push(Exempt::LostMessages);
     }
-    found.extend(judge(cluster, &journal, &answers, &exempt).await);
+    found.extend(judge(cluster, &journal, &answers, &exempt, args.object_grace()).await);
     for roles in [&COMPUTE[..], &[Role::NoPlace]] {
         found.extend(ending::end_stays(cluster, &client, roles, ExecutionVerb::Cancel).await);
     }
@@ -236,13 +259,16 @@ fn recovery_bound() -> Duration {
     recovery::bound(longest, Duration::from_secs(5))
 }
 
-/// The quotas, and the program in Python.
+/// The quotas, the program in Python, and an object that no submission names: it goes.
 async fn prepare(cluster: &Cluster) -> anyhow::Result<()> {
     let folder = cluster.data_dir().join("count");
     load::write_counter(&folder)?;
-    let folder = folder.display().to_string();
+    let unused = cluster.data_dir().join("unused");
+    std::fs::write(&unused, "an input that nobody uses")?;
+    let (folder, unused) = (folder.display().to_string(), unused.display().to_string());
     let commands = [
         vec!["program", "push", load::COUNTER, &folder],
+        vec!["data", "push", &unused],
         vec!["quota", "set", "narrow", "--running", "2"],
         vec!["quota", "set", load::STRAIT, "--running", "1"],
     ];
@@ -367,6 +393,7 @@ async fn judge(
     journal: &Journal,
     answers: &Answers,
     exempt: &[Exempt],
+    grace: Duration,
 ) -> Vec<Violation> {
     let mut found = Vec::new();
     let late = overdue::nobody_is_overdue(&cluster.broker, &[], BOUND).await;
@@ -381,6 +408,7 @@ async fn judge(
         recovery: recovery_bound(),
         copies: cluster.servers.nats_urls().len(),
         superseded: SUPERSEDED,
+        collection: cluster.pool.as_ref().map(|pool| Collection { pool, grace }),
     };
     let broken = oracles::settle(scene).await;
     if !broken.is_empty() {

@@ -1,6 +1,6 @@
 //! Reads what a test has left in the broker: ledgers, records, outputs, σ.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::pull;
@@ -23,6 +23,20 @@ const FETCHED: u64 = 4 << 20;
 
 /// All ledger messages that the stream holds, and what is on its subjects without being one.
 pub async fn ledgers(broker: &Broker) -> Result<(Vec<Message>, Vec<Violation>), String> {
+    let (stored, mut found) = messages(broker).await?;
+    let mut read = Vec::new();
+    for stored in stored {
+        match Message::read(&stored) {
+            Ok(message) => read.push(message),
+            Err(why) => found.push(Violation::new(Rule::Readable, &stored.execution, why)),
+        }
+    }
+    Ok((read, found))
+}
+
+/// All messages that the stream holds on subjects of ledgers, unread, and violations for those on
+/// other subjects.
+pub async fn messages(broker: &Broker) -> Result<(Vec<Stored>, Vec<Violation>), String> {
     let words = |error: BrokerError| error.to_string();
     let (mut messages, mut found) = (Vec::new(), Vec::new());
     let (first, last) = feed::bounds(broker).await.map_err(words)?;
@@ -36,11 +50,7 @@ pub async fn ledgers(broker: &Broker) -> Result<(Vec<Message>, Vec<Violation>), 
         match next.ok_or("the feed has ended")? {
             Ok(item) => {
                 let (seq, is_last) = (item.seq, item.pending == 0);
-                let stored = Stored::from(item);
-                match Message::read(&stored) {
-                    Ok(message) => messages.push(message),
-                    Err(why) => found.push(Violation::new(Rule::Readable, &stored.execution, why)),
-                }
+                messages.push(Stored::from(item));
                 if is_last || seq >= last {
                     return Ok((messages, found));
                 }
@@ -81,15 +91,28 @@ pub async fn records(broker: &Broker) -> Result<BTreeMap<u64, String>, String> {
     }
 }
 
+/// The objects that an event names: outputs, and a result that is too large for a message.
+pub fn objects_of(event: &Value) -> impl Iterator<Item = &Value> {
+    let outputs = event["outputs"].as_array().into_iter().flatten();
+    outputs.chain(result_of(event))
+}
+
+/// The result of an event that is too large for a message.
+fn result_of(event: &Value) -> Option<&Value> {
+    event.get("object").filter(|object| object.is_object())
+}
+
 /// Objects that a ledger names: outputs, and results that are too large for a message. By digest,
-/// with their size and the execution that names them.
-pub fn objects(chains: &[Chain]) -> BTreeMap<String, (u64, String)> {
+/// with their size and the execution that names them. Without the results of executions that are in
+/// `copied`: the collection removes them once PostgreSQL has them.
+pub fn objects(chains: &[Chain], copied: &BTreeSet<String>) -> BTreeMap<String, (u64, String)> {
     let mut objects = BTreeMap::new();
     for chain in chains {
+        let is_copied = copied.contains(&chain.execution);
         let events = chain.messages.iter().flat_map(|message| &message.events);
         for event in events {
-            let outputs = event["outputs"].as_array().into_iter().flatten();
-            for object in outputs.chain([&event["object"]]) {
+            let result = result_of(event).filter(|_| is_copied);
+            for object in objects_of(event).filter(|object| Some(*object) != result) {
                 let digest = text(object, "digest");
                 if !digest.is_empty() {
                     let bytes = object["bytes"].as_u64().unwrap_or(u64::MAX);
@@ -102,10 +125,14 @@ pub fn objects(chains: &[Chain]) -> BTreeMap<String, (u64, String)> {
 }
 
 /// Every object that a ledger names is there, with its size; the first ones with their digest.
-pub async fn check_objects(broker: &Broker, chains: &[Chain]) -> Vec<Violation> {
+pub async fn check_objects(
+    broker: &Broker,
+    chains: &[Chain],
+    copied: &BTreeSet<String>,
+) -> Vec<Violation> {
     let mut found = Vec::new();
     let mut fetched = 0;
-    for (digest, (bytes, execution)) in objects(chains) {
+    for (digest, (bytes, execution)) in objects(chains, copied) {
         let mut say = |what: String| {
             let what = format!("output {digest} of {bytes} bytes: {what}");
             found.push(Violation::new(Rule::Outputs, &execution, what));

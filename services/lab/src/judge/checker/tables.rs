@@ -86,6 +86,8 @@ pub struct Snapshot {
     pub missing: Vec<String>,
     /// Executions with a stated gap.
     pub with_gaps: BTreeSet<String>,
+    /// Executions whose results are in PostgreSQL.
+    pub with_results: BTreeSet<String>,
     /// Executions that had ended before their id began anew. Their rows are of the first run.
     pub ended_before: BTreeSet<String>,
     /// Times that stand in the wrong order.
@@ -160,6 +162,8 @@ async fn at_once(pool: &PgPool) -> sqlx::Result<Snapshot> {
     }
     let gaps = "SELECT DISTINCT execution::text FROM ledger_gaps";
     snapshot.with_gaps = rows(&mut tx, gaps).await?.into_iter().collect();
+    let results = "SELECT id::text FROM executions WHERE result IS NOT NULL";
+    snapshot.with_results = rows(&mut tx, results).await?.into_iter().collect();
     let again = format!("{gaps} WHERE reason = '{SECOND_RUN}'");
     snapshot.ended_before = rows(&mut tx, &again).await?.into_iter().collect();
     let clocks = format!("interval '{CLOCKS_MS} ms'");

@@ -1,6 +1,6 @@
 //! Nothing is left behind: each reservation has an owner that is bound, each chunk is named by the
 //! last message of a live ledger, each consumer of capsules has a node, and each submission is taken
-//! in.
+//! in. Objects are in [`super::objects`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

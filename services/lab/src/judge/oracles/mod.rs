@@ -13,6 +13,7 @@
 //! | `answers.rs` | A confirmed request is done, and what was said to be over stays over. |
 //! | `recovery.rs` | The age of the last commit of a computing execution is bounded. |
 //! | `leaks.rs` | No reservation, chunk, consumer or submission is left behind. |
+//! | `objects.rs` | Each object is referred to, or not yet due for its removal. |
 //! | `outbox.rs` | The stream holds a prefix of the emitted messages, each once. |
 //! | `configuration.rs` | Streams and consumers are as they were set up. |
 //! | `health.rs` | While a promise is broken, some health is red or some duty overdue. |
@@ -24,6 +25,7 @@ pub mod health;
 pub mod leaks;
 pub mod ledgers;
 pub mod liveness;
+pub mod objects;
 pub mod outbox;
 pub mod recovery;
 
@@ -58,6 +60,8 @@ pub struct Scene<'a> {
     pub copies: usize,
     /// How long workers keep chunks that a newer commit has replaced.
     pub superseded: Duration,
+    /// The collection of objects, if there is history.
+    pub collection: Option<objects::Collection<'a>>,
 }
 
 /// Observes until nothing is wrong. Gives what every observation within the bound has shown.
@@ -106,6 +110,9 @@ async fn observe(scene: &Scene<'_>) -> Vec<Violation> {
         add(liveness::observe(scene.broker, &before).await);
         add(recovery::observe(scene.broker, scene.recovery, |_| true).await);
         add(leaks::observe(scene.broker, &before, scene.superseded).await);
+        if let Some(collection) = scene.collection {
+            add(objects::observe(scene.broker, collection).await);
+        }
     }
     add(outbox::observe(scene.broker, scene.journal).await);
     add(configuration::observe(scene.broker, scene.copies).await);
