@@ -62,7 +62,7 @@ async fn submit(lab: &Lab, arrays: usize, of: usize) -> usize {
 }
 
 /// Waits until this many executions have ended, whatever the figures of a moment may say.
-async fn all_end(lab: &Lab, count: usize) {
+pub async fn all_end(lab: &Lab, count: usize) {
     let query = format!(
         "SELECT count(*) FROM executions WHERE tenant = '{}' AND phase = 'completed'",
         lab.tenant

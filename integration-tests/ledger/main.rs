@@ -17,6 +17,7 @@ mod forged_observations;
 mod garbage;
 mod history;
 mod lost_tail;
+mod partition;
 mod policies;
 mod references;
 mod slow_commits;

@@ -2,18 +2,26 @@
 
 use std::net::TcpListener;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
-use crate::error::{At, Result};
+use serde_json::Value;
+
+use crate::child::tail;
+use crate::error::{At, Error, Result};
 use crate::locate::NatsBinary;
 use crate::nats::{NatsOptions, NatsServer, Sync};
+use crate::routes::{NOWHERE, Routes};
 use crate::secret::{self, USER};
+
+/// Time limit until the servers have found each other.
+const WITHIN: Duration = Duration::from_secs(60);
 
 /// The place of a server in its cluster.
 #[derive(Debug, Clone)]
 pub struct Member {
     /// Port on which it listens for the others.
     pub port: u16,
-    /// Ports of all.
+    /// Ports of the proxies that lead to all.
     pub routes: Vec<u16>,
     /// What the servers ask each other for.
     pub password: String,
@@ -28,6 +36,7 @@ impl Member {
         let routes = routes.join(", ");
         format!(
             "cluster {{ name: \"fiec-dev\", listen: \"127.0.0.1:{port}\", \
+             advertise: \"{NOWHERE}\", \
              authorization {{ user: \"{USER}\", password: \"{password}\" }}, \
              routes: [{routes}] }}\n"
         )
@@ -39,10 +48,12 @@ impl Member {
 pub struct NatsCluster {
     /// The servers. Each can be killed and restarted on its own.
     pub servers: Vec<NatsServer>,
+    /// How the servers reach each other.
+    pub routes: Routes,
 }
 
 impl NatsCluster {
-    /// Starts `count` servers under `dir`, and waits until JetStream answers on each.
+    /// Starts `count` servers under `dir`, and waits until JetStream reaches all of them.
     ///
     /// # Errors
     /// If one cannot be started or is not ready in time.
@@ -57,6 +68,7 @@ impl NatsCluster {
             ports.collect::<std::io::Result<Vec<u16>>>()
         });
         let ports = ports.at("cannot reserve ports for", dir)?;
+        let routes = Routes::start(&ports).at("cannot start proxies for", dir)?;
         let password = secret::random();
         let mut starting = Vec::new();
         for (index, port) in ports.iter().enumerate() {
@@ -70,7 +82,7 @@ impl NatsCluster {
             options.sync = sync;
             options.cluster = Some(Member {
                 port: *port,
-                routes: ports.clone(),
+                routes: routes.from(index),
                 password: password.clone(),
             });
             // All at once: none is ready before most of them have met.
@@ -81,7 +93,8 @@ impl NatsCluster {
             let started = server.await.map_err(std::io::Error::other);
             servers.push(started.at("cannot start a server in", dir)??);
         }
-        Ok(Self { servers })
+        meet(&servers).await?;
+        Ok(Self { servers, routes })
     }
 
     /// The URLs of all servers, separated by commas.
@@ -89,4 +102,30 @@ impl NatsCluster {
         let urls: Vec<String> = self.servers.iter().map(NatsServer::client_url).collect();
         urls.join(",")
     }
+}
+
+/// Waits until one server leads JetStream and hears all others. Before, it refuses a stream with a
+/// copy on each.
+async fn meet(servers: &[NatsServer]) -> Result<()> {
+    let deadline = Instant::now() + WITHIN;
+    while Instant::now() < deadline {
+        for server in servers {
+            // Only the leader knows of all others whether they follow.
+            let page = server.page("/jsz").await.unwrap_or_default();
+            let others = page["meta_cluster"]["replicas"].as_array();
+            let others = others.map_or(&[][..], Vec::as_slice);
+            let follows = |other: &Value| other["current"] == true && other["offline"] != true;
+            if others.len() + 1 == servers.len() && others.iter().all(follows) {
+                return Ok(());
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let log = servers.first().map(NatsServer::log).unwrap_or_default();
+    Err(Error::NotStarted {
+        server: "the cluster of nats-servers",
+        reason: format!("its servers did not find each other within {WITHIN:?}"),
+        tail: tail(&log),
+        log,
+    })
 }

@@ -13,7 +13,8 @@
 //! - One process at a time owns a data folder (see `lock`).
 //! - Both servers ask for a random password. Files with the password have mode 0600.
 //!
-//! [`NatsCluster`] runs several connected servers, for tests of replicated streams.
+//! [`NatsCluster`] runs several connected servers, for tests of replicated streams. Its [`Routes`] cut
+//! a server off from the others.
 //!
 //! Deliberately absent: TLS. These servers are private to one user of one machine.
 
@@ -27,6 +28,7 @@ mod lock;
 mod nats;
 mod postgres;
 mod progress;
+mod routes;
 mod secret;
 mod servers;
 
@@ -41,4 +43,5 @@ pub use locate::{
 pub use nats::{NatsOptions, NatsServer, Sync};
 pub use postgres::{Postgres, PostgresOptions};
 pub use progress::{NoProgress, Progress};
+pub use routes::Routes;
 pub use servers::{DevServers, Options};

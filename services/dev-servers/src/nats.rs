@@ -140,6 +140,12 @@ impl NatsServer {
         format!("http://127.0.0.1:{}", self.ports.monitoring)
     }
 
+    /// A page of its monitoring, for example `/jsz`. None if it does not answer.
+    pub async fn page(&self, path: &str) -> Option<serde_json::Value> {
+        let answer = fetch(self.ports.monitoring, path).await?;
+        serde_json::from_str(answer.split_once("\r\n\r\n")?.1).ok()
+    }
+
     /// Port for clients. A restart keeps it.
     pub fn port(&self) -> u16 {
         self.ports.client
@@ -329,21 +335,26 @@ fn read_ports(text: &[u8]) -> Option<Ports> {
     })
 }
 
-/// True if `/healthz` answers 200, which it does after JetStream has recovered.
 /// Whether a path of the monitoring answers that all is well.
 async fn answers(port: u16, path: &str) -> bool {
+    let answer = fetch(port, path).await;
+    answer.is_some_and(|text| text.lines().next().is_some_and(|l| l.contains(" 200 ")))
+}
+
+/// What the monitoring answers, head and body. To HTTP/1.0 it comes whole, not in chunks.
+async fn fetch(port: u16, path: &str) -> Option<String> {
     let ask = async {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
-        let ask = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        let ask = format!("GET {path} HTTP/1.0\r\n\r\n");
         stream.write_all(ask.as_bytes()).await?;
         let mut answer = String::new();
-        stream.take(4096).read_to_string(&mut answer).await?;
+        stream.read_to_string(&mut answer).await?;
         Ok::<_, std::io::Error>(answer)
     };
-    match tokio::time::timeout(Duration::from_secs(2), ask).await {
-        Ok(Ok(answer)) => answer.lines().next().is_some_and(|l| l.contains(" 200 ")),
-        _ => false,
-    }
+    tokio::time::timeout(Duration::from_secs(2), ask)
+        .await
+        .ok()?
+        .ok()
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ use crate::locate::{Sources, locate_nats_in, locate_postgres_in};
 use crate::nats::{NatsOptions, NatsServer, Sync};
 use crate::postgres::{Postgres, PostgresOptions};
 use crate::progress::Progress;
+use crate::routes::Routes;
 use crate::secret;
 
 /// Options of the servers.
@@ -66,6 +67,8 @@ pub struct DevServers {
     pub nats: NatsServer,
     /// The other servers of the cluster.
     pub peers: Vec<NatsServer>,
+    /// How the servers of the cluster reach each other.
+    pub routes: Option<Routes>,
     /// The database, if it was requested.
     pub postgres: Option<Postgres>,
     data: Data,
@@ -109,10 +112,11 @@ impl DevServers {
             let dir = data.path().join("nats");
             if options.brokers > 1 {
                 let cluster = NatsCluster::start(&binary, &dir, options.brokers, options.sync);
-                let mut servers = cluster.await?.servers.into_iter();
+                let NatsCluster { servers, routes } = cluster.await?;
+                let mut servers = servers.into_iter();
                 if let Some(first) = servers.next() {
                     progress.done(&format!("{} nats-servers", options.brokers));
-                    return Ok((first, servers.collect()));
+                    return Ok((first, servers.collect(), Some(routes)));
                 }
             }
             let mut nats = NatsOptions::new(binary, dir);
@@ -121,7 +125,7 @@ impl DevServers {
             nats.extra_config = options.nats_config;
             let server = NatsServer::start(nats).await?;
             progress.done(&format!("nats-server at {}", server.address()));
-            Ok((server, Vec::new()))
+            Ok((server, Vec::new(), None))
         };
         let postgres = async {
             if !options.want_postgres {
@@ -139,10 +143,11 @@ impl DevServers {
             progress.done(&format!("PostgreSQL at {}", server.address()));
             Ok(Some(server))
         };
-        let ((nats, peers), postgres) = tokio::try_join!(nats, postgres)?;
+        let ((nats, peers, routes), postgres) = tokio::try_join!(nats, postgres)?;
         Ok(Self {
             nats,
             peers,
+            routes,
             postgres,
             data,
         })
