@@ -14,8 +14,9 @@ use async_nats::jetstream::stream::{DirectGetErrorKind, RawMessageErrorKind, Str
 
 use crate::BrokerError;
 
-/// Time after which a leader that was cut off from the other servers answers no more, with room.
-pub const CUT_OFF: Duration = Duration::from_secs(15);
+/// Time after which a leader that was cut off from the other servers answers no more, with room. It
+/// looks every 10 s whether it has heard a majority within the last 10 s: it may lead for 20 s.
+pub const CUT_OFF: Duration = Duration::from_secs(25);
 
 /// How often a message that is known to exist is looked for, and the pause between two looks: a new
 /// leader may not have read all of its stream yet.
