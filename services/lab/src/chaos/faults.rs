@@ -24,6 +24,8 @@ enum Undo {
     Start,
     /// Let it run all the time again.
     Drop(Lag),
+    /// Join it to the other servers again.
+    Join,
 }
 
 /// Since when each process that had a fault runs undisturbed. Cheap to clone.
@@ -128,6 +130,12 @@ impl Faults {
                 store::cut_tail(server, subjects::LEDGER_STREAM, bytes.min(has / 2))?;
                 self.open.push((now, target, Undo::Start));
             }
+            Fault::Cut(time) => {
+                if let (Target::Broker(which), Some(routes)) = (target, &cluster.servers.routes) {
+                    routes.cut(at(which));
+                }
+                self.open.push((now + time, target, Undo::Join));
+            }
             Fault::Terminate(time) => {
                 signal(pid, Signal::TERM)?;
                 self.open.push((now + time, target, Undo::Start));
@@ -175,6 +183,12 @@ impl Faults {
                 Undo::Continue(pid) => drop(signal(pid, Signal::CONT)),
                 // It joins a thread, for a second at most.
                 Undo::Drop(lag) => drop(tokio::task::spawn_blocking(|| drop(lag)).await),
+                Undo::Join => {
+                    if let (Target::Broker(which), Some(routes)) = (target, &cluster.servers.routes)
+                    {
+                        routes.join(at(which));
+                    }
+                }
                 Undo::Start => {
                     if !start(cluster, target).await? {
                         // It still ends in order.

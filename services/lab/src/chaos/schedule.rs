@@ -61,6 +61,8 @@ pub enum Fault {
     Stop(Duration),
     /// It runs a tenth of the time, so long.
     Lag(Duration),
+    /// It is cut off from the other servers of its cluster, so long. Its clients still reach it.
+    Cut(Duration),
     /// It dies and loses the end of the ledgers, as after a power loss, and is started again.
     LoseTail {
         /// So much of their end.
@@ -89,8 +91,8 @@ pub struct Schedule {
     until_alone: u64,
     /// How long the last step must be left alone.
     alone: Duration,
-    /// The broker is a cluster: some of its servers lag behind the others.
-    lags: bool,
+    /// The broker is a cluster: some of its servers lag behind the others, or are cut off.
+    is_cluster: bool,
     /// The broker shall yet lose the end of the ledgers.
     loses: bool,
 }
@@ -100,7 +102,7 @@ pub struct Schedule {
 pub struct Draws {
     /// Stops of over a minute, too: beyond the retries of an append.
     pub long: bool,
-    /// Servers of the broker. If there are several, some of them lag behind at times.
+    /// Servers of the broker. If there are several, some of them lag behind or are cut off at times.
     pub brokers: usize,
     /// Once the broker loses the end of the ledgers.
     pub lost_tail: bool,
@@ -116,7 +118,7 @@ impl Schedule {
             long: draws.long,
             until_alone,
             alone: Duration::ZERO,
-            lags: draws.brokers > 1,
+            is_cluster: draws.brokers > 1,
             loses: draws.lost_tail,
         }
     }
@@ -193,7 +195,9 @@ impl Schedule {
             // Stopping the first process of PostgreSQL leaves its sessions running. A child is
             // started again by its worker.
             (Target::Postgres | Target::Child(_), _) => Fault::Kill(down),
-            (Target::Broker(_), 0..=3) if self.lags => Fault::Lag(5 * down),
+            (Target::Broker(_), 0 | 1) if self.is_cluster => Fault::Lag(5 * down),
+            // A leader that is cut off gives up after 10 to 20 s.
+            (Target::Broker(_), 2 | 4) if self.is_cluster => Fault::Cut(7 * down),
             (_, 0..=3) => Fault::Kill(down),
             (Target::Policy(_) | Target::Worker(_) | Target::Recorder, 4) => Fault::Terminate(down),
             _ => self.stop(target),
@@ -267,15 +271,18 @@ mod tests {
     }
 
     #[test]
-    fn only_a_server_of_a_cluster_lags_behind() {
-        let has_lag = |brokers| {
+    fn only_a_server_of_a_cluster_lags_behind_or_is_cut_off() {
+        let has = |brokers, is: fn(Fault) -> bool| {
             let all = Schedule::new(1, Draws { brokers, ..ONE }).take(100);
-            let faults = all.flat_map(|step| step.faults);
-            faults
-                .into_iter()
-                .any(|(of, fault)| matches!((of, fault), (Target::Broker(_), Fault::Lag(_))))
+            let mut faults = all.flat_map(|step| step.faults);
+            faults.any(|(of, fault)| matches!(of, Target::Broker(_)) && is(fault))
         };
-        assert!(has_lag(3) && !has_lag(1));
+        let kinds: [fn(Fault) -> bool; 2] = [
+            |fault| matches!(fault, Fault::Lag(_)),
+            |fault| matches!(fault, Fault::Cut(_)),
+        ];
+        assert!(kinds.iter().all(|is| has(3, *is) && !has(1, *is)));
+        assert!(has(3, |fault| matches!(fault, Fault::Kill(_))));
     }
 
     /// The first step of one process alone, and the pause after it.
