@@ -173,7 +173,7 @@ fn take(shared: &Arc<Shared>, binding: CapsuleBinding, seen_in: u64, ack: &Arc<C
     let tip = Tip {
         seq,
         digest: Some(digest),
-        state: state.into(),
+        state,
         seen_in,
     };
     let job = Job {

@@ -115,7 +115,7 @@ fn queue_binding(shared: &Arc<Shared>, text: &str) {
     let tip = Tip {
         seq: 0,
         digest: Some(digest),
-        state: state.into(),
+        state,
         seen_in: 0,
     };
     let job = Job {

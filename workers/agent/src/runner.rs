@@ -58,10 +58,6 @@ const STAGED: usize = 64;
 
 pub(crate) type Flight = Pin<Box<dyn Future<Output = Result<Tip, AppendError>> + Send>>;
 
-#[expect(
-    clippy::large_enum_variant,
-    reason = "made and taken apart once, never stored"
-)]
 enum Input {
     /// The append in flight is stored, or never will be.
     Settled(Result<Tip, AppendError>),
