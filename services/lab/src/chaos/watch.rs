@@ -20,7 +20,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 const WITHIN: Duration = Duration::from_secs(5);
 
 /// Observes until the end. Gives what two observations in a row have shown of nodes that ran
-/// undisturbed for the bound, beside an undisturbed broker.
+/// undisturbed for the bound, beside an undisturbed broker. A run in which nothing could be observed
+/// is a violation, too.
 pub async fn recovery_points(
     broker: Broker,
     calm: Calm,
@@ -30,6 +31,7 @@ pub async fn recovery_points(
 ) -> Vec<Violation> {
     let mut found: BTreeMap<String, Violation> = BTreeMap::new();
     let mut before: BTreeMap<String, Violation> = BTreeMap::new();
+    let mut has_observed = false;
     while end.run_until_cancelled(sleep(PAUSE)).await.is_some() {
         let undisturbed = |node: &NodeId| {
             let at = (0..workers).find(|at| Cluster::node(at + 1) == *node);
@@ -45,11 +47,15 @@ pub async fn recovery_points(
             before.clear();
             continue;
         };
+        has_observed = true;
         let now: BTreeMap<String, Violation> =
             now.into_iter().map(|v| (v.to_string(), v)).collect();
         let again = now.iter().filter(|(words, _)| before.contains_key(*words));
         found.extend(again.map(|(words, v)| (words.clone(), v.clone())));
         before = now;
+    }
+    if !has_observed {
+        return vec![Violation::unobserved("no recovery point was ever observed")];
     }
     found.into_values().collect()
 }
