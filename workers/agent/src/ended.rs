@@ -32,7 +32,7 @@ const AT_ONCE: usize = 16;
 /// The last message of an execution, and everything needed to append it again.
 #[derive(Debug)]
 pub struct End {
-    /// What it is appended to. None for a ledger's first message.
+    /// The message before it, and the data to append that again. None if it is the ledger's first.
     ground: Option<Box<Ground>>,
     draft: Draft,
     body: Bytes,

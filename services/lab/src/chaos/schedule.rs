@@ -97,7 +97,7 @@ pub struct Schedule {
     loses: bool,
 }
 
-/// What is drawn beside the seed.
+/// What kinds of faults a schedule has.
 #[derive(Debug, Clone, Copy)]
 pub struct Draws {
     /// Stops of over a minute, too: beyond the retries of an append.
