@@ -42,8 +42,7 @@ pub struct Routes {
 }
 
 impl Routes {
-    /// Starts the proxies between servers that listen for each other on these ports. Must be called
-    /// in no runtime in particular.
+    /// Starts the proxies between servers that listen for each other on these ports.
     pub(crate) fn start(servers: &[u16]) -> std::io::Result<Self> {
         let (reach, seen) = watch::channel(vec![Reach::Joined; servers.len()]);
         let mut proxies = Vec::new();
