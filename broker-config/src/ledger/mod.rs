@@ -10,7 +10,9 @@ use async_nats::jetstream::stream::Stream;
 use bytes::Bytes;
 use fiec_schemas::chain::Link;
 use fiec_schemas::event::MessageError;
-use fiec_schemas::{Digest, ExecutionState, LedgerMessage, Sequence, TransitionError, subjects};
+use fiec_schemas::{
+    Digest, ExecutionState, LedgerMessage, Sequence, Timestamp, TransitionError, subjects,
+};
 use std::sync::Arc;
 use tokio::sync::OnceCell;
 
@@ -23,6 +25,8 @@ use crate::{Broker, BrokerError};
 pub struct Entry {
     /// Its sequence.
     pub seq: Sequence,
+    /// When the broker stored it.
+    pub stored_at: Timestamp,
     /// Digest of its header.
     pub digest: Digest,
     /// Its contents, with its own sequence filled in.
@@ -133,8 +137,10 @@ fn entry(message: StreamMessage, seen_in: u64) -> Result<Entry, BrokerError> {
         .get(subjects::EVENT_HEADER)
         .ok_or_else(|| malformed(format!("it has no {} header", subjects::EVENT_HEADER)))?
         .as_str();
+    let stored = message.time.unix_timestamp_nanos() / 1_000;
     Ok(Entry {
         seq: message.sequence,
+        stored_at: Timestamp::from_micros(i64::try_from(stored).unwrap_or(0)),
         digest: Digest::of(header.as_bytes()),
         message: LedgerMessage::decode(header, message.sequence)
             .map_err(|error| malformed(error.to_string()))?,

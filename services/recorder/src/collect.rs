@@ -21,8 +21,8 @@ use uuid::Uuid;
 
 use crate::error::{RecorderError, Result};
 use crate::held::MissingHistory;
-use crate::ledger::{Shared, pause};
 use crate::read;
+use crate::tasks::{Shared, pause};
 
 /// Longest time that a sweep waits for the tables to have all that the ledger says.
 const CAUGHT_UP_WITHIN: Duration = Duration::from_secs(60);

@@ -22,6 +22,7 @@ use fiec_schemas::{
 };
 use indexmap::IndexMap;
 
+pub(crate) use self::rewind::stand;
 use self::rewind::{epoch_before, is_healed};
 pub use crate::known::{EndedRun, Known, Message, Tracked};
 use crate::rows::{EventColumns, ExecutionRow, MissingRow, Rows};

@@ -16,13 +16,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::{RecorderError, Result};
 use crate::fold::{Known, fold};
-use crate::ledger::{Ended, Shared, decode, marked, pump};
+use crate::ledger::{Ended, decode, marked, pump};
 use crate::lost::Marked;
 use crate::metrics::{Health, Metrics, Part};
 use crate::mirror::Mirror;
 use crate::records::{nodes, proofs, tables};
 pub use crate::table::Column;
 use crate::table::Table;
+use crate::tasks::Shared;
 use crate::write::{Prepared, ensure_day};
 use crate::{parts, results, rows, telemetry, unread};
 

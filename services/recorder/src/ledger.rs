@@ -10,16 +10,16 @@ use futures_util::{Stream, StreamExt};
 use sqlx::postgres::PgRow;
 use sqlx::{PgExecutor, PgPool, Row};
 use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
 
 use crate::error::{RecorderError, Result};
 use crate::fold::{EndedRun, Known, Message, Tracked, fold};
 use crate::held;
 use crate::lost::{self, Mark, Marked};
-use crate::metrics::{Health, Metrics, Part};
-use crate::mirror::Mirror;
+use crate::metrics::Part;
 use crate::read;
+use crate::rests;
 use crate::table::argument;
+use crate::tasks::{Backoff, Shared, again, pause, trouble};
 use crate::time::PgTime;
 use crate::unread::{self, UnreadRow};
 use crate::write::{Prepared, Writer, Written};
@@ -41,16 +41,6 @@ const BUSY_SPANS: u32 = 15;
 const BUSY_MESSAGES: usize = 40;
 /// Live executions remembered between batches; others are looked up.
 const KNOWN_LIMIT: usize = 300_000;
-
-/// Handles that the recorder's tasks share.
-#[derive(Debug, Clone)]
-pub(crate) struct Shared {
-    pub pool: PgPool,
-    pub metrics: Metrics,
-    pub health: Health,
-    pub mirror: Mirror,
-    pub stop: CancellationToken,
-}
 
 /// Why the stages ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,6 +103,20 @@ pub(crate) async fn follow(broker: Broker, shared: Shared) -> Result<()> {
                 "the ledger stream has lost messages that are recorded; reading what is left"
             );
             shared.metrics.losses.inc();
+        }
+        if resume.lost {
+            match rests::set_back(&broker, &shared, &mark, at).await {
+                Ok(true) => {}
+                Ok(false) => {
+                    backoff.wait(&shared.stop).await;
+                    continue;
+                }
+                Err(error) => {
+                    trouble(&shared, Part::Ledger, &error);
+                    backoff.wait(&shared.stop).await;
+                    continue;
+                }
+            }
         }
         if resume.lost || mark.created.is_none() {
             let moved = again(&shared, Part::Ledger, || {
@@ -490,66 +494,4 @@ pub(crate) async fn marked(shared: &Shared, part: Part, of: Marked) -> Result<Op
 
 fn undefined_table(error: &sqlx::Error) -> bool {
     error.as_database_error().and_then(|e| e.code()).as_deref() == Some("42P01")
-}
-
-/// Repeats a statement until it succeeds; none if the recorder is being stopped.
-pub(crate) async fn again<T, F>(
-    shared: &Shared,
-    part: Part,
-    mut attempt: impl FnMut() -> F,
-) -> Option<T>
-where
-    F: Future<Output = sqlx::Result<T>>,
-{
-    let mut backoff = Backoff::default();
-    loop {
-        match attempt().await {
-            Ok(value) => {
-                shared.health.well(part);
-                return Some(value);
-            }
-            Err(error) => {
-                shared.metrics.database_errors.inc();
-                trouble(shared, part, &error);
-                if !backoff.wait(&shared.stop).await {
-                    return None;
-                }
-            }
-        }
-    }
-}
-
-/// Reports a failure after which the part tries again.
-pub(crate) fn trouble(shared: &Shared, part: Part, error: &dyn std::error::Error) {
-    tracing::warn!(%error, ?part, "trying again");
-    shared.health.unwell(part, error.to_string());
-}
-
-/// Waits, unless it is time to stop.
-pub(crate) async fn pause(stop: &CancellationToken, time: Duration) {
-    let _ = tokio::time::timeout(time, stop.cancelled()).await;
-}
-
-/// 50 ms, doubled each time up to 5 s.
-#[derive(Debug, Default)]
-pub(crate) struct Backoff {
-    attempts: u32,
-}
-
-impl Backoff {
-    /// Waits; false if it is time to stop.
-    pub async fn wait(&mut self, stop: &CancellationToken) -> bool {
-        let time = Duration::from_millis(50 << self.attempts.min(7)).min(Duration::from_secs(5));
-        self.attempts += 1;
-        pause(stop, time).await;
-        !stop.is_cancelled()
-    }
-
-    /// Waits before a feed is opened anew; briefly if it was open for longer than the longest wait.
-    pub async fn wait_after(&mut self, opened: Instant, stop: &CancellationToken) -> bool {
-        if opened.elapsed() > Duration::from_secs(5) {
-            self.attempts = 0;
-        }
-        self.wait(stop).await
-    }
 }

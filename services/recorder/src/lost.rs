@@ -203,6 +203,19 @@ pub(crate) async fn go_back(pool: &PgPool, mark: &Mark, to: &Resume) -> sqlx::Re
     Ok(true)
 }
 
+/// Holds a stream's checkpoint until the end of the transaction: no recorder writes a batch meanwhile.
+/// False if it is not where it was read.
+///
+/// # Errors
+/// What PostgreSQL says.
+pub(crate) async fn hold(tx: &mut PgConnection, mark: &Mark) -> sqlx::Result<bool> {
+    let held = sqlx::query(
+        "SELECT seq FROM recorder_checkpoint WHERE stream = $1 AND seq = $2 FOR UPDATE",
+    );
+    let held = held.bind(mark.of.stream()).bind(argument(&mark.seq));
+    Ok(held.fetch_optional(tx).await?.is_some())
+}
+
 /// Tables whose key is a record's sequence.
 const BY_RECORD: [&str; 4] = [
     "rejections",
@@ -228,12 +241,20 @@ async fn renumber(tx: &mut PgConnection, to: Sequence) -> sqlx::Result<()> {
 }
 
 /// Moves the rows that do not count to `lost_rows`, in a transaction of the caller's; the execution
-/// stands as after the message before.
+/// stands as after the message before. The copy of a state goes with its boundary.
 ///
 /// # Errors
 /// What PostgreSQL says.
 pub(crate) async fn rewind(tx: &mut PgConnection, rewind: &Rewind) -> sqlx::Result<()> {
     let (from, epoch) = (rewind.from, rewind.epoch);
+    sqlx::query(
+        "DELETE FROM boundary_state s USING boundaries b WHERE s.execution = $1 \
+         AND b.execution = $1 AND b.index = s.index AND b.ordinal >= $2",
+    )
+    .bind(argument(&rewind.execution))
+    .bind(argument(&from))
+    .execute(&mut *tx)
+    .await?;
     let moves = [
         ("boundaries", "ordinal >= $2", from),
         ("decisions", "ordinal >= $2", from),
@@ -274,9 +295,10 @@ pub(crate) async fn rewind(tx: &mut PgConnection, rewind: &Rewind) -> sqlx::Resu
     .execute(&mut *tx)
     .await?;
     sqlx::query(
-        "UPDATE executions SET ordinal = $2 - 1, finished_at = NULL, capsules = NULL, \
+        "UPDATE executions SET ordinal = $2 - 1, digest = NULL, finished_at = NULL, capsules = NULL, \
          result = NULL, outputs = NULL, failure = NULL, stderr_tail = NULL, \
-         first_started_at = CASE WHEN $2 > 1 THEN first_started_at END WHERE id = $1",
+         first_started_at = (SELECT min(started_at) FROM placements WHERE execution = $1) \
+         WHERE id = $1",
     )
     .bind(argument(&rewind.execution))
     .bind(argument(&from))

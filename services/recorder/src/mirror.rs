@@ -10,10 +10,10 @@ use fiec_schemas::{ExecutionId, StatePlace};
 use futures_util::StreamExt;
 use sqlx::PgPool;
 
-use crate::ledger::{Shared, again, pause};
 use crate::metrics::Part;
 use crate::read;
 use crate::table::argument;
+use crate::tasks::{Shared, again, pause};
 
 /// States that are copied at once.
 const CONCURRENT: usize = 4;

@@ -8,8 +8,8 @@ use fiec_schemas::messages::{Recorded, RecordedReply, RecordedRequest};
 use fiec_schemas::{PhaseKind, subjects};
 use sqlx::{PgPool, Row};
 
-use crate::ledger::Shared;
 use crate::table::argument;
+use crate::tasks::Shared;
 use crate::{read, requests};
 
 /// Most requests at once. Each names up to hundreds of executions.

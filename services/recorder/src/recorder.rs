@@ -19,11 +19,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::collect::{self, Collection};
 use crate::error::{RecorderError, Result};
-use crate::ledger::{self, Shared, pause, trouble};
+use crate::ledger;
 use crate::metrics::{Health, Metrics, Part};
 use crate::mirror::{self, Mirror};
 use crate::rows::day_of;
 use crate::standstill::Standstill;
+use crate::tasks::{Shared, pause, trouble};
 use crate::{recorded, records, restore, telemetry, unnamed_chunks, unread};
 
 /// How a recorder works.

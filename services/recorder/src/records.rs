@@ -16,10 +16,11 @@ use sqlx::{Connection, PgConnection};
 
 use self::tables::apply;
 use crate::error::Result;
-use crate::ledger::{Backoff, Shared, again, marked, trouble};
+use crate::ledger::marked;
 use crate::lost::{self, Marked};
 use crate::metrics::Part;
 use crate::table::argument;
+use crate::tasks::{Backoff, Shared, again, trouble};
 use crate::write::advance;
 
 /// Records of one transaction.

@@ -6,7 +6,7 @@ use fiec_broker::Broker;
 use futures_util::StreamExt;
 use serde::Serialize;
 
-use crate::ledger::{Shared, pause};
+use crate::tasks::{Shared, pause};
 
 /// Answers the requests of a subject until the recorder stops, at most `at_once` at the same time.
 pub(crate) async fn answer<R, F>(

@@ -6,10 +6,10 @@ use fiec_schemas::messages::{RestoreReply, RestoreRequest};
 use fiec_schemas::{Digest, StatePlace, subjects};
 use sqlx::{PgPool, Row as _};
 
-use crate::ledger::Shared;
 use crate::read;
 use crate::requests;
 use crate::table::argument;
+use crate::tasks::Shared;
 
 /// Most restores at once; each holds a whole state in memory.
 const AT_ONCE: usize = 2;

@@ -10,10 +10,10 @@ use serde_json::Value;
 use sqlx::PgPool;
 use sqlx::types::Json;
 
-use crate::ledger::{Shared, again, pause};
 use crate::metrics::Part;
 use crate::read;
 use crate::table::{argument, table};
+use crate::tasks::{Shared, again, pause};
 
 /// Interval of looking for results to copy.
 const TICK: Duration = Duration::from_millis(500);

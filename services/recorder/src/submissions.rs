@@ -13,10 +13,10 @@ use serde_json::value::RawValue;
 use sqlx::PgPool;
 use sqlx::types::Json;
 
-use crate::ledger::{Shared, again, pause};
 use crate::metrics::Part;
 use crate::read;
 use crate::table::argument;
+use crate::tasks::{Shared, again, pause};
 
 /// Interval of looking for submissions to copy.
 const TICK: Duration = Duration::from_millis(500);

@@ -10,11 +10,11 @@ use sqlx::PgPool;
 use sqlx::types::Json;
 
 use crate::error::Result;
-use crate::ledger::{Shared, pause, trouble};
 use crate::metrics::Part;
 use crate::records::nodes;
 use crate::rows::day_of;
 use crate::table::{table, write_all};
+use crate::tasks::{Shared, pause, trouble};
 use crate::write::ensure_day;
 
 /// Most nodes that are remembered.

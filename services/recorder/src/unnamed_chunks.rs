@@ -20,7 +20,7 @@ use fiec_broker::{Broker, BrokerError, Ledger, collect, outbox, store};
 use fiec_schemas::{ExecutionId, Phase, Sequence, Tenant, Timestamp, subjects};
 
 use crate::error::Result;
-use crate::ledger::{Shared, pause};
+use crate::tasks::{Shared, pause};
 
 /// Time between two sweeps, in graces.
 const SWEEPS: u32 = 4;

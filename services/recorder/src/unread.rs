@@ -13,10 +13,11 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
 
 use crate::fold::{Known, Message, Tracked, before, fold};
-use crate::ledger::{Shared, look_up};
+use crate::ledger::look_up;
 use crate::read;
 use crate::rows::Rows;
 use crate::table::{argument, table};
+use crate::tasks::Shared;
 use crate::time::PgTime;
 use crate::write::{self, Prepared};
 

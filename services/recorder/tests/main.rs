@@ -13,6 +13,7 @@ mod held;
 mod live;
 mod queue;
 mod restore;
+mod rests;
 mod rewinds;
 mod schema;
 mod spread;

@@ -7,6 +7,7 @@
 mod client;
 mod ending;
 mod faults;
+mod history;
 mod load;
 pub mod schedule;
 pub mod store;
@@ -199,6 +200,7 @@ async fn play(
             lost_tail: args.lost_tail,
         },
     );
+    let mut found = Vec::new();
     while Instant::now() < until {
         let Some(step) = schedule.next() else { break };
         pass(cluster, &mut faults, Instant::now() + step.after).await?;
@@ -213,6 +215,10 @@ async fn play(
                 journal = Journal::open(&broker);
             }
         }
+        if step.alone {
+            all_run(cluster, &mut faults, Duration::ZERO).await?;
+            found.extend(history::catches_up(cluster).await);
+        }
     }
     all_run(cluster, &mut faults, SETTLED).await?;
     let (mut client, lines) = load.await.context("the load has ended early")??;
@@ -221,7 +227,7 @@ async fn play(
         faults.count
     );
     is_over.cancel();
-    let mut found = watch.await.context("the watch has ended early")?;
+    found.extend(watch.await.context("the watch has ended early")?);
     report("while the faults went on", &found);
     if args.lost_tail {
         let ledgers = last_of_each(&broker).await.map_err(anyhow::Error::msg)?;

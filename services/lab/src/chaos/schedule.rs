@@ -75,7 +75,7 @@ pub enum Fault {
 pub struct Step {
     /// Pause before it.
     pub after: Duration,
-    /// It begins once every earlier fault is over.
+    /// It begins once every earlier fault is over, and ends before another one begins.
     pub alone: bool,
     /// The faults.
     pub faults: Vec<(Target, Fault)>,
@@ -89,8 +89,6 @@ pub struct Schedule {
     long: bool,
     /// Steps until something happens to one process alone.
     until_alone: u64,
-    /// How long the last step must be left alone.
-    alone: Duration,
     /// The broker is a cluster: some of its servers lag behind the others, or are cut off.
     is_cluster: bool,
     /// The broker shall yet lose the end of the ledgers.
@@ -117,7 +115,6 @@ impl Schedule {
             dice,
             long: draws.long,
             until_alone,
-            alone: Duration::ZERO,
             is_cluster: draws.brokers > 1,
             loses: draws.lost_tail,
         }
@@ -133,17 +130,16 @@ impl Schedule {
             true => (93_000, 98_000),
             false => (58_000, 62_000),
         };
-        self.alone = self.dice.between(from, to);
+        let away = self.dice.between(from, to);
         match self.dice.below(2) {
-            0 => (Target::Recorder, Fault::Stop(self.alone)),
-            _ => (Target::Postgres, Fault::Kill(self.alone)),
+            0 => (Target::Recorder, Fault::Stop(away)),
+            _ => (Target::Postgres, Fault::Kill(away)),
         }
     }
 
     /// Some five to fifty messages.
     fn tail_is_lost(&mut self) -> (Target, Fault) {
         self.loses = false;
-        self.alone = self.dice.between(4_000, 8_000);
         let bytes = 8_000 + self.dice.below(72_000);
         (Target::Broker(0), Fault::LoseTail { bytes })
     }
@@ -213,7 +209,7 @@ impl Iterator for Schedule {
             return Some(self.one_alone());
         }
         self.until_alone -= 1;
-        let after = std::mem::take(&mut self.alone) + self.dice.between(200, 4_000);
+        let after = self.dice.between(200, 4_000);
         let count = if self.dice.below(4) == 0 { 2 } else { 1 };
         let mut faults: Vec<(Target, Fault)> = Vec::new();
         for _ in 0..count {
@@ -285,28 +281,27 @@ mod tests {
         assert!(has(3, |fault| matches!(fault, Fault::Kill(_))));
     }
 
-    /// The first step of one process alone, and the pause after it.
-    fn first_alone(seed: u64, draws: Draws) -> (Target, Fault, Duration) {
+    /// The first step of one process alone.
+    fn first_alone(seed: u64, draws: Draws) -> (Target, Fault) {
         let mut before = Duration::ZERO;
         let mut steps = Schedule::new(seed, draws).skip_while(|step| {
             before += step.after;
             !step.alone
         });
         let step = steps.next().unwrap();
-        let pause = steps.next().unwrap().after;
         assert!(before < Duration::from_secs(90), "seed {seed}: {before:?}");
-        (step.faults[0].0, step.faults[0].1, pause)
+        step.faults[0]
     }
 
     #[test]
     fn the_recorder_or_its_database_is_away_alone_early_in_every_schedule() {
         let mut away = std::collections::BTreeSet::new();
         for seed in 0..100 {
-            let (target, fault, pause) = first_alone(seed, ONE);
-            let (Fault::Stop(alone) | Fault::Kill(alone)) = fault else {
+            let (target, fault) = first_alone(seed, ONE);
+            let (Fault::Stop(away_for) | Fault::Kill(away_for)) = fault else {
                 panic!("seed {seed}: {fault:?}");
             };
-            assert!(pause >= alone, "seed {seed}");
+            assert!(away_for >= Duration::from_secs(58), "seed {seed}");
             away.insert(target);
         }
         assert_eq!(away, [Target::Postgres, Target::Recorder].into());
@@ -319,7 +314,7 @@ mod tests {
             ..ONE
         };
         for seed in 0..100 {
-            let (target, fault, _) = first_alone(seed, draws);
+            let (target, fault) = first_alone(seed, draws);
             assert_eq!(target, Target::Broker(0), "seed {seed}: {fault:?}");
             let all = Schedule::new(seed, draws).take(300);
             let lost = all.flat_map(|step| step.faults);

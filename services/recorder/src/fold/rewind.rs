@@ -1,10 +1,43 @@
 //! A ledger that does not go on from what is recorded of it: messages in between were dropped, or
 //! the broker has lost recorded messages and others stand in their place.
 
-use fiec_schemas::{Epoch, Event, ExecutionState, InstanceId, NodeId};
+use std::sync::Arc;
 
-use super::Step;
-use crate::rows::{EventColumns, Rewind};
+use fiec_schemas::{Epoch, Event, ExecutionState, InstanceId, NodeId, Timestamp};
+
+use super::{Message, Step};
+use crate::known::Tracked;
+use crate::rows::{EventColumns, ExecutionRow, Rewind, Rows};
+
+/// The rows of executions that rest after these messages: what is recorded behind them does not count.
+/// `at` is when that was found.
+pub(crate) fn stand(messages: Vec<Message>, at: Timestamp) -> Rows {
+    let mut rows = Rows::default();
+    for message in messages {
+        let state = Arc::unwrap_or_clone(message.message.state);
+        rows.rewinds.push(Rewind {
+            execution: state.execution,
+            from: state.ordinal.saturating_add(1),
+            epoch: state.epoch,
+            at,
+        });
+        let place = state.boundary.clone();
+        rows.states
+            .extend(place.map(|place| (state.execution, place)));
+        let tracked = Tracked {
+            ordinal: state.ordinal,
+            seq: message.seq,
+            digest: Some(message.digest),
+            stored_at: message.stored_at,
+            epoch: state.epoch,
+            ..Tracked::default()
+        };
+        let columns = EventColumns::default();
+        let row = ExecutionRow::new(false, None, columns, &tracked, state);
+        rows.executions.push(row);
+    }
+    rows
+}
 
 impl Step<'_> {
     /// The ledger has lost the recorded messages from this ordinal on, and goes on with this message.

@@ -67,7 +67,7 @@ pub struct Rows {
 }
 
 /// The rows of an execution from a message on do not count: the ledger has lost that message, and
-/// another one has its place.
+/// another one has its place or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rewind {
     /// Which execution.
@@ -76,7 +76,7 @@ pub struct Rewind {
     pub from: Ordinal,
     /// The last epoch that counts.
     pub epoch: Epoch,
-    /// When the broker stored the message that took its place.
+    /// When the broker stored the message that took its place; without one, when that was found.
     pub at: Timestamp,
 }
 

@@ -15,8 +15,9 @@ use crate::table::table;
 
 table! {
     /// A row of `executions`. A last message that the broker had lost and that was appended again as it
-    /// was has its ordinal, and a new place.
-    struct ExecutionRow in "executions" where "executions.ordinal < excluded.ordinal OR (executions.digest = excluded.digest AND executions.recorded_at < excluded.recorded_at)" {
+    /// was has its ordinal, and a new place. A rewound row has no digest, and takes the message that is
+    /// the last one now.
+    struct ExecutionRow in "executions" where "executions.ordinal < excluded.ordinal OR (executions.digest IS NULL AND executions.ordinal = excluded.ordinal) OR (executions.digest = excluded.digest AND executions.recorded_at < excluded.recorded_at)" {
         /// Its id.
         id: ExecutionId = Key,
         /// Whose.

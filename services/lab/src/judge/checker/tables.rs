@@ -485,7 +485,10 @@ pub fn compare(expected: &Tables, found: &Tables, partial: &BTreeSet<String>) ->
         let expected = expected.get(table).unwrap_or(&none);
         let found = found.get(table).unwrap_or(&none);
         for row in expected.difference(found) {
-            let what = format!("{table} lacks {row}");
+            let what = match beside(row, found) {
+                Some(other) => format!("{table} lacks {row}, and has {other}"),
+                None => format!("{table} lacks {row}"),
+            };
             wrong.push(Violation::new(Rule::Table(table), &execution(row), what));
         }
         for row in found.difference(expected) {
@@ -497,6 +500,21 @@ pub fn compare(expected: &Tables, found: &Tables, partial: &BTreeSet<String>) ->
         }
     }
     wrong
+}
+
+/// The row that a table has with the execution and the number of this one.
+fn beside<'a>(row: &str, found: &'a BTreeSet<String>) -> Option<&'a String> {
+    let key = |row: &str| {
+        let mut columns = row.splitn(3, " | ");
+        columns
+            .next()
+            .map(str::to_owned)
+            .zip(columns.next().map(str::to_owned))
+    };
+    let wanted = key(row)?;
+    found
+        .iter()
+        .find(|other| key(other).as_ref() == Some(&wanted))
 }
 
 /// Compares the tables whose rows are records with the records up to the recorder's checkpoint.

@@ -1,0 +1,162 @@
+//! Executions that rest after a message that the broker has lost: the tables say what the ledger says,
+//! though no message follows.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use fiec_recorder::lab_support::LedgerWriter;
+use fiec_schemas::{
+    BoundaryEvent, Cause, Digest, Event, ExecutionId, InstanceId, Submission, Tenant, Timestamp,
+    subjects,
+};
+use sqlx::PgPool;
+
+use crate::live::{publish, servers, start, until};
+use crate::support::words;
+
+fn bound(epoch: u64, node: &str, cause: Cause) -> Event {
+    Event::Bound {
+        epoch,
+        node: node.parse().unwrap(),
+        instance: InstanceId::random(),
+        substrate: "host".into(),
+        cause,
+        decision: None,
+    }
+}
+
+fn boundary(index: u64, state: &[u8]) -> Event {
+    Event::Boundary(BoundaryEvent {
+        index,
+        digest: Digest::of(state),
+        bytes: state.len() as u64,
+        computed_at: Timestamp::now(),
+        compute_us: 1,
+        of: None,
+        note: None,
+        outputs: Vec::new(),
+        energy: None,
+    })
+}
+
+fn started(epoch: u64) -> Event {
+    Event::Started {
+        epoch,
+        computing_since: Timestamp::now(),
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+async fn stands(pool: &PgPool, id: ExecutionId) -> String {
+    let row = format!(
+        "SELECT concat_ws(' ', phase, paused_by, ordinal, epoch, node, boundary_index, commits, \
+         (SELECT count(*) FROM boundaries b WHERE b.execution = id), \
+         (SELECT string_agg(concat_ws(' ', p.epoch, p.node, p.end_reason), ', ' ORDER BY p.epoch) \
+          FROM placements p WHERE p.execution = id)) FROM executions WHERE id = '{id}'"
+    );
+    words(pool, &row).await
+}
+
+#[tokio::test]
+async fn an_execution_that_rests_stands_as_its_ledger_left_it_when_the_broker_lost_its_end() {
+    let (mut servers, broker, pool) = servers().await;
+    let (stop, recorder) = start(&broker, &pool);
+    let line = br#"{"program":"synthetic@1"}"#;
+    let spec = Arc::new(Submission::parse(line).unwrap());
+    let tenant = Tenant::new("lab").unwrap();
+    let now = Timestamp::now();
+    let mut numbers = 1_u64..;
+    let mut writers = Vec::new();
+    // One is paused, one waits for a node, and one computes: a message of its worker will come.
+    let rest = ["paused", "pending", "computes"];
+    for what in rest {
+        let id = ExecutionId(uuid::Uuid::now_v7());
+        let mut w = LedgerWriter::new(tenant.clone(), id, Arc::clone(&spec), now);
+        let yielded = Event::Yielded {
+            cause: Cause::Operator { who: "ann".into() },
+            computed_until: now,
+        };
+        let mut kept = vec![
+            vec![Event::Submitted, bound(1, "n1", Cause::Initial)],
+            vec![started(1), boundary(1, b"one")],
+        ];
+        match what {
+            "paused" => kept.push(vec![yielded, Event::Paused { who: "ann".into() }]),
+            "pending" => kept.push(vec![yielded]),
+            _ => {}
+        }
+        for events in kept {
+            let has_state = events.iter().any(|e| matches!(e, Event::Boundary(_)));
+            let body = if has_state { &b"one"[..] } else { b"" };
+            let item = w.append(events, "worker/n1/x", now, numbers.next().unwrap());
+            publish(&broker, &item.unwrap(), Bytes::from_static(body)).await;
+        }
+        writers.push((what, id, w));
+    }
+    let copied = "SELECT count(*) FROM boundary_state WHERE state = 'one'::bytea";
+    until(&pool, copied, 3).await;
+
+    // What follows will be lost.
+    let folder = servers.nats.data_dir().join("jetstream/$G/streams");
+    let folder = folder.join(subjects::LEDGER_STREAM);
+    let saved = tempfile::tempdir().unwrap();
+    servers.nats.kill().await;
+    copy(&folder, saved.path());
+    servers.nats.restart().await.unwrap();
+    for (what, _, w) in &mut writers {
+        let on = match *what {
+            "paused" => vec![
+                Event::Resumed { who: "ann".into() },
+                bound(2, "n2", Cause::Resumed),
+            ],
+            "pending" => vec![bound(2, "n2", Cause::Initial)],
+            _ => vec![boundary(2, b"two")],
+        };
+        let goes_on = *what != "computes";
+        let item = w.append(on, "policy/p", now, numbers.next().unwrap());
+        let body = if goes_on { &b""[..] } else { b"two" };
+        publish(&broker, &item.unwrap(), Bytes::from_static(body)).await;
+        if goes_on {
+            let on = vec![started(2), boundary(2, b"two")];
+            let item = w.append(on, "worker/n2/y", now, numbers.next().unwrap());
+            publish(&broker, &item.unwrap(), Bytes::from_static(b"two")).await;
+        }
+    }
+    let copied = "SELECT count(*) FROM boundary_state WHERE state = 'two'::bytea";
+    until(&pool, copied, 3).await;
+    servers.nats.kill().await;
+    std::fs::remove_dir_all(&folder).unwrap();
+    copy(saved.path(), &folder);
+    servers.nats.restart().await.unwrap();
+
+    let back = "SELECT count(*) FROM executions WHERE phase IN ('paused', 'pending')";
+    until(&pool, back, 2).await;
+    let copied = "SELECT count(*) FROM boundary_state WHERE state = 'one'::bytea";
+    until(&pool, copied, 2).await;
+    let [paused, pending, computes] = [0, 1, 2].map(|n: usize| writers.get(n).unwrap().1);
+    assert_eq!(
+        stands(&pool, paused).await,
+        "paused ann 3 1 n1 1 1 1 1 n1 operator"
+    );
+    assert_eq!(
+        stands(&pool, pending).await,
+        "pending 3 1 n1 1 1 1 1 n1 operator"
+    );
+    // Nothing is withdrawn that its worker will say again.
+    assert_eq!(stands(&pool, computes).await, "started 3 1 n1 2 2 2 1 n1");
+    stop.cancel();
+    recorder.await.unwrap().unwrap();
+}
