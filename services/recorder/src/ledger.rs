@@ -8,7 +8,7 @@ use fiec_schemas::event::MessageError;
 use fiec_schemas::{ExecutionId, LedgerMessage, Sequence};
 use futures_util::{Stream, StreamExt};
 use sqlx::postgres::PgRow;
-use sqlx::{PgExecutor, PgPool, Row};
+use sqlx::{PgExecutor, Row};
 use tokio::sync::mpsc;
 
 use crate::error::{RecorderError, Result};

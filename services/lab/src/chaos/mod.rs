@@ -416,7 +416,8 @@ async fn judge(
         superseded: SUPERSEDED,
         collection: cluster.pool.as_ref().map(|pool| Collection { pool, grace }),
     };
-    let broken = oracles::settle(scene).await;
+    let mut broken = oracles::settle(scene).await;
+    broken.retain(|violation| !exempt.iter().any(|exempt| exempt.explains(violation.rule)));
     if !broken.is_empty() {
         let services = cluster.workers.iter().chain(&cluster.policies);
         let services = services.chain(&cluster.recorder);
@@ -428,7 +429,6 @@ async fn judge(
     }
     found.extend(broken);
     let pool = cluster.pool.as_ref();
-    found.retain(|violation| !exempt.iter().any(|exempt| exempt.explains(violation.rule)));
     match checker::check(&cluster.broker, pool, journal, exempt).await {
         Ok(history) => found.extend(history),
         Err(why) => found.push(Violation::unobserved(why)),

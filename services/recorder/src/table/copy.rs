@@ -5,6 +5,9 @@ use sqlx::PgConnection;
 
 use super::{Table, names};
 
+/// Most bytes that are reserved from the length of the first row.
+const RESERVED: usize = 8 << 20;
+
 const SIGNATURE: &[u8] = b"PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0";
 
 /// Rows of one table, ready to be sent.
@@ -21,10 +24,16 @@ impl Copy {
         let fields = i16::try_from(R::COLUMNS.len()).unwrap_or(i16::MAX);
         let mut bytes = SIGNATURE.to_vec();
         let mut count = 0;
-        for row in rows {
+        let mut rows = rows.into_iter();
+        while let Some(row) = rows.next() {
             bytes.extend_from_slice(&fields.to_be_bytes());
             row.put(&mut bytes);
             count += 1;
+            if count == 1 {
+                // The others are about as long. Growing would touch twice the memory.
+                let left = rows.size_hint().1.unwrap_or(0);
+                bytes.reserve(bytes.len().saturating_mul(left).min(RESERVED));
+            }
         }
         bytes.extend_from_slice(&(-1i16).to_be_bytes());
         let (table, names) = (R::NAME, names::<R>());

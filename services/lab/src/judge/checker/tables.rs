@@ -485,11 +485,17 @@ pub fn compare(expected: &Tables, found: &Tables, partial: &BTreeSet<String>) ->
         let expected = expected.get(table).unwrap_or(&none);
         let found = found.get(table).unwrap_or(&none);
         for row in expected.difference(found) {
+            let id = execution(row);
+            // The start may have been told by a message that was recorded and then lost.
+            let told = started(row).filter(|_| table == "placements" && partial.contains(&id));
+            if told.is_some_and(|row| found.contains(&row)) {
+                continue;
+            }
             let what = match beside(row, found) {
                 Some(other) => format!("{table} lacks {row}, and has {other}"),
                 None => format!("{table} lacks {row}"),
             };
-            wrong.push(Violation::new(Rule::Table(table), &execution(row), what));
+            wrong.push(Violation::new(Rule::Table(table), &id, what));
         }
         for row in found.difference(expected) {
             let id = execution(row);
@@ -500,6 +506,13 @@ pub fn compare(expected: &Tables, found: &Tables, partial: &BTreeSet<String>) ->
         }
     }
     wrong
+}
+
+/// The row of the same placement, but started.
+fn started(row: &str) -> Option<String> {
+    let (row, end) = row.rsplit_once(" | ")?;
+    let begin = row.strip_suffix(flag(false))?;
+    Some(format!("{begin}{} | {end}", flag(true)))
 }
 
 /// The row that a table has with the execution and the number of this one.
@@ -548,4 +561,31 @@ pub fn judge(snapshot: &Snapshot) -> Vec<Violation> {
     missing
         .chain(snapshot.reversed.iter().map(of(Rule::Times)))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tables(row: &str) -> Tables {
+        [("placements", BTreeSet::from([row.to_owned()]))].into()
+    }
+
+    #[test]
+    fn only_a_ledger_that_lost_messages_may_lack_a_start_that_sql_has() {
+        let expected = tables("e | 1 | n1 | i | host | initial | f | completed");
+        let found = tables("e | 1 | n1 | i | host | initial | t | completed");
+        let partial = BTreeSet::from(["e".to_owned()]);
+        assert!(compare(&expected, &found, &partial).is_empty());
+        let wrong = compare(&expected, &found, &BTreeSet::new());
+        let words = wrong.iter().map(|violation| violation.what.as_str());
+        let words: Vec<_> = words.collect();
+        assert_eq!(wrong.len(), 2, "{words:?}");
+        assert!(
+            words.iter().any(|w| w.contains("and has e | 1")),
+            "{words:?}"
+        );
+        // The other way round SQL lacks what the ledger tells.
+        assert!(!compare(&found, &expected, &partial).is_empty());
+    }
 }
