@@ -1,10 +1,13 @@
 //! The number of copies of each stream and bucket in a cluster of servers.
 
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream::ErrorCode;
-use async_nats::jetstream::context::GetStreamErrorKind;
+use async_nats::jetstream::context::{
+    CreateStreamError, CreateStreamErrorKind, GetStreamErrorKind,
+};
 use async_nats::jetstream::stream::Config;
 use futures_util::TryStreamExt;
 
@@ -13,6 +16,50 @@ use crate::{Broker, BrokerError};
 /// How long a stream may be without a leader.
 const ELECTED_WITHIN: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// How long a cluster may have too few servers at hand for the copies of a stream: one that has just
+/// started counts only once its reports have come.
+const PLACED_WITHIN: Duration = Duration::from_secs(10);
+
+/// Repeats an attempt to make or change streams while the cluster has too few servers at hand.
+pub(crate) async fn placed<F>(attempt: impl Fn() -> F) -> Result<(), BrokerError>
+where
+    F: Future<Output = Result<(), BrokerError>>,
+{
+    placed_within(PLACED_WITHIN, attempt).await
+}
+
+async fn placed_within<F>(limit: Duration, attempt: impl Fn() -> F) -> Result<(), BrokerError>
+where
+    F: Future<Output = Result<(), BrokerError>>,
+{
+    let began = Instant::now();
+    loop {
+        match attempt().await {
+            Err(error) if lacks_servers(&error) && began.elapsed() < limit => {
+                tracing::info!(%error, "waiting for the cluster's servers");
+                tokio::time::sleep(PAUSE).await;
+            }
+            done => return done,
+        }
+    }
+}
+
+fn lacks_servers(error: &BrokerError) -> bool {
+    let first: &(dyn Error + 'static) = error;
+    let chain = std::iter::successors(Some(first), |error| (*error).source());
+    let mut kinds = chain.filter_map(|e| Some(e.downcast_ref::<CreateStreamError>()?.kind()));
+    kinds.any(|kind| match kind {
+        CreateStreamErrorKind::JetStream(why) => {
+            let short = [
+                ErrorCode::CLUSTER_NO_PEERS,
+                ErrorCode::CLUSTER_NOT_AVAILABLE,
+            ];
+            short.contains(&why.error_code())
+        }
+        _ => false,
+    })
+}
 
 /// The copies of FIEC's streams, by name. A bucket is a stream too: `KV_…` or `OBJ_…`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -116,6 +163,11 @@ impl Copies {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
+    use async_nats::jetstream::context::{CreateKeyValueError, CreateKeyValueErrorKind};
+    use serde_json::json;
+
     use super::*;
 
     fn copies(of: &[(&str, usize)]) -> Copies {
@@ -139,5 +191,34 @@ mod tests {
         assert_eq!(found.common(), None);
         let same = copies(&[("FIEC_LEDGER", 3), ("FIEC_LOG", 3)]);
         assert_eq!((same.mixture(), same.common()), (None, Some(3)));
+    }
+
+    fn refused(code: u64) -> BrokerError {
+        let why = json!({"code": 400, "err_code": code, "description": "no suitable peers"});
+        let why = serde_json::from_value(why).unwrap();
+        let stream = CreateStreamError::new(CreateStreamErrorKind::JetStream(why));
+        let kind = CreateKeyValueErrorKind::JetStream;
+        let bucket = CreateKeyValueError::with_source(kind, stream);
+        BrokerError::operation("create bucket FIEC_PROGRAMS")(bucket)
+    }
+
+    /// How often it was tried to make something that is refused with `code` at first.
+    async fn tries(code: u64, refusals: u32, limit: Duration) -> (u32, bool) {
+        let tried = &Cell::new(0);
+        let attempt = || async move {
+            tried.set(tried.get() + 1);
+            let is_made = tried.get() > refusals;
+            is_made.then_some(()).ok_or_else(|| refused(code))
+        };
+        let placed = placed_within(limit, attempt).await;
+        (tried.get(), placed.is_ok())
+    }
+
+    #[tokio::test]
+    async fn a_cluster_whose_servers_have_just_started_is_awaited_and_nothing_else_is() {
+        assert_eq!(tries(10_005, 2, PLACED_WITHIN).await, (3, true));
+        assert_eq!(tries(10_005, 9, Duration::ZERO).await, (1, false));
+        let name_in_use = 10_058;
+        assert_eq!(tries(name_in_use, 2, PLACED_WITHIN).await, (1, false));
     }
 }

@@ -125,12 +125,17 @@ pub(crate) fn shards_of(names: &BTreeSet<String>, ledger: Option<&stream::Config
     said.max(there).unwrap_or(1).max(1)
 }
 
-/// Creates or updates every stream, bucket and shared consumer.
+/// Creates or updates every stream, bucket and shared consumer. Servers of a cluster that have just
+/// started are awaited.
 ///
 /// # Errors
 /// When the broker refuses one. [`BrokerError::FewerCopies`], before anything is changed, if a
 /// stream would lose copies and the profile does not allow it.
 pub async fn apply(broker: &Broker, profile: &Profile) -> Result<(), BrokerError> {
+    copies::placed(|| apply_once(broker, profile)).await
+}
+
+async fn apply_once(broker: &Broker, profile: &Profile) -> Result<(), BrokerError> {
     let copies = Copies::read(broker).await?;
     if let Some(asked) = profile.replicas.filter(|_| !profile.allow_fewer_replicas) {
         copies.none_above(asked)?;
