@@ -92,8 +92,11 @@ impl BrokerClock {
     /// The present time by the broker's clock. It is this machine's time if the two agree within
     /// the measurement's error, or before the first measurement.
     pub fn now(&self) -> Timestamp {
-        let now = Moment::now();
-        self.stamp_at(now.wall, now)
+        // If this thread waits for a processor between the two readings, the clocks seem to differ.
+        // The result is then the broker's time at the second one, which is as good.
+        let (wall, up) = (Timestamp::now(), up());
+        let apart = Duration::ZERO;
+        self.stamp_at(wall, Moment { wall, up, apart })
     }
 
     /// Converts a recent time of this machine's clock to the broker's clock.

@@ -625,6 +625,15 @@ impl Event {
 }
 
 impl ExecutionState {
+    /// True if no 0 stands for the message's own sequence.
+    pub fn is_resolved(&self) -> bool {
+        self.phase.binding().is_none_or(|binding| binding.seq != 0)
+            && self
+                .boundary
+                .as_ref()
+                .is_none_or(|place| place.seq != Some(0))
+    }
+
     /// Replaces 0 by the message's own sequence.
     pub fn resolve(&mut self, sequence: Sequence) {
         if let Phase::Bound(binding) | Phase::Started(binding) = &mut self.phase

@@ -164,6 +164,27 @@ impl Draft {
         })
     }
 
+    /// A message as it was made before, to append it again after the message `expected`. Its σ, if it
+    /// has one, is the caller's to add.
+    ///
+    /// # Errors
+    /// When the header cannot be read.
+    pub fn read(header: &str, expected: Sequence) -> Result<Self, AppendError> {
+        let state = LedgerMessage::decode(header, 0)?.state;
+        let content = Content {
+            digest: Digest::of(header.as_bytes()),
+            header: header.to_owned(),
+            subject: subjects::ledger(&state.tenant, state.execution),
+            state,
+            carries_state: false,
+        };
+        Ok(Self {
+            expected,
+            seen_in: 0,
+            content: Arc::new(content),
+        })
+    }
+
     /// Whether the body must be the last σ again, although the message commits nothing.
     pub fn carries_state(&self) -> bool {
         self.carries_state
@@ -174,7 +195,9 @@ impl Draft {
     pub fn into_tip(self, seq: Sequence, seen_in: u64) -> Tip {
         let digest = Some(self.digest);
         let mut state = Arc::clone(&self.state);
-        Arc::make_mut(&mut state).resolve(seq);
+        if !state.is_resolved() {
+            Arc::make_mut(&mut state).resolve(seq);
+        }
         Tip {
             seq,
             digest,

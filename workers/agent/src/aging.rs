@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use fiec_broker::aging::LedgerAge;
-use fiec_schemas::{Phase, Sequence};
+use fiec_schemas::Phase;
 use tokio_util::sync::CancellationToken;
 
 use crate::message::Message;
@@ -15,14 +15,15 @@ use crate::shared::Shared;
 pub(crate) async fn follow(shared: Arc<Shared>, stop: CancellationToken) {
     let mut age = LedgerAge::new(&shared.broker);
     while let Some(up_to) = stop.run_until_cancelled(age.aged()).await {
-        shared.aged.send_replace(up_to);
+        shared.stream.send_modify(|stream| stream.aged = up_to);
     }
 }
 
 impl Runner {
-    /// Appends the state again if a message up to this sequence holds it or σ. While an append is
+    /// Appends the state again if a message that will soon drop out holds it or σ. While an append is
     /// under way the next report decides: there are twenty before a message drops out.
-    pub(crate) fn keep_aged(&mut self, up_to: Sequence) {
+    pub(crate) fn keep_aged(&mut self) {
+        let up_to = self.stream.borrow().aged;
         let is_idle = self.flight.is_none() && self.staged.is_empty() && !self.ended;
         if !is_idle || !matches!(self.tip.state.phase, Phase::Started(_)) {
             return;

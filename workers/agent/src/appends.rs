@@ -83,7 +83,8 @@ impl Runner {
             return;
         }
         let is_too_old = |b: &EntrustedBinding| b.is_too_old(self.shared.broker.now());
-        if self.entrusted.as_ref().is_some_and(is_too_old) {
+        // Before there is a message to append, its age does not matter.
+        if !self.staged.is_empty() && self.entrusted.as_ref().is_some_and(is_too_old) {
             // Only the policy service can have appended it: read the ledger.
             self.entrusted = None;
             self.recheck = true;

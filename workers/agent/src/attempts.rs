@@ -95,7 +95,7 @@ pub(crate) fn order_to_run(
         commit: spec.commit,
         boundary: state.boundary.as_ref().map(|p| p.index),
         lease_ms: u32::try_from(shared.options.lease.as_millis()).unwrap_or(u32::MAX),
-        interval_ms: shared.stretch.borrow().interval_ms(),
+        interval_ms: shared.stream.borrow().recorded.interval_ms(),
         package,
         grant: first_grant(shared, state, spec),
         spread: state.spread.as_deref().map(spread::shares),
@@ -144,8 +144,10 @@ impl Runner {
             None => Ok(None),
         };
         let (state, returning) = match fetched.and_then(|state| Ok((state, returning?))) {
-            Ok((_, Some(Returning::NotYet))) => return self.waits_on().await,
-            Ok((_, Some(Returning::Never(reason)))) => return self.fail_now(reason).await,
+            Ok((_, Some(Returning::NotYet))) => return Box::pin(self.waits_on()).await,
+            Ok((_, Some(Returning::Never(reason)))) => {
+                return Box::pin(self.fail_now(reason)).await;
+            }
             Ok((state, Some(Returning::Part(merge, part)))) => (state, Some((merge, part))),
             Ok((state, None)) => (state, None),
             Err(error) => return Box::pin(self.cannot_fetch(error)).await,
@@ -195,7 +197,7 @@ impl Runner {
         self.expect_first_boundary();
         if child.order(&run, &body).await.is_err() {
             if !spare {
-                return self.died(child).await;
+                return Box::pin(self.died(child)).await;
             }
             // It died while idle. A fresh child has served nobody.
             child = match Box::pin(pool.fresh(&key, package.as_ref())).await {
@@ -213,13 +215,14 @@ impl Runner {
             self.unheard = false;
             child.confine(&cpus);
             if child.order(&run, &body).await.is_err() {
-                return self.died(child).await;
+                return Box::pin(self.died(child)).await;
             }
         }
         if state.len() <= INLINE_STATE_LIMIT && place.is_some() {
             self.last = Some(state);
         }
-        self.begun(child).await;
+        self.child = Some(child);
+        self.begun().await;
     }
 
     /// Adopts a child that already has this execution's run.
@@ -235,17 +238,20 @@ impl Runner {
         self.given = Some(grant);
         self.unheard = true;
         self.expect_first_boundary();
-        self.begun(child).await;
+        self.child = Some(child);
+        self.begun().await;
         // Sends the interval unless it is 0, which the run assumes already.
         self.pace().await;
     }
 
-    async fn begun(&mut self, mut child: Child) {
-        if let Some(key) = child.key.take() {
-            ahead::give(&self.shared, &mut child, &key).await;
+    /// Its child has the run.
+    async fn begun(&mut self) {
+        if let Some(child) = &mut self.child
+            && let Some(key) = child.key.take()
+        {
+            ahead::give(&self.shared, child, &key).await;
             child.key = Some(key);
         }
-        self.child = Some(child);
         if !self.started {
             self.since.get_or_insert_with(|| self.shared.broker.now());
             let alone = Instant::now() + self.shared.options.started_alone_after;

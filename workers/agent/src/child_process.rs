@@ -71,8 +71,12 @@ pub struct Spawner {
 /// The executions that one child may serve in sequence: those of one program and tenant.
 pub type Key = (String, Tenant);
 
-/// A running child process.
-pub struct Child {
+/// A running child process. Boxed: it passes from pool to runner and back, and would be copied each
+/// time.
+pub type Child = Box<ChildProcess>;
+
+/// What is known of a child process.
+pub struct ChildProcess {
     /// Its socket.
     pub link: Link,
     /// Its output.
@@ -263,7 +267,7 @@ impl Spawner {
                 readers.push(tokio::spawn(logs.clone().follow(pipe, stream)));
             }
         }
-        Ok(Child {
+        Ok(Box::new(ChildProcess {
             link: Link::new(tokio::net::UnixStream::from_std(socket)?),
             logs,
             key: None,
@@ -279,7 +283,7 @@ impl Spawner {
             process: Some(process),
             readers,
             spawner: self.clone(),
-        })
+        }))
     }
 }
 
@@ -292,7 +296,7 @@ fn in_words(status: &WaitIdStatus) -> String {
     }
 }
 
-impl Child {
+impl ChildProcess {
     /// Process id.
     pub fn pid(&self) -> u32 {
         self.pid
@@ -354,7 +358,7 @@ impl Child {
     }
 }
 
-impl Drop for Child {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         if let Some(process) = self.process.take() {
             // It is not reaped yet, so its process id and its group's id are still its own.

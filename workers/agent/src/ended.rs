@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use fiec_broker::{AppendError, Draft, Tip, store};
-use fiec_schemas::Digest;
+use fiec_schemas::{Digest, ExecutionId, Sequence};
 use futures_util::StreamExt as _;
 use futures_util::stream;
 
@@ -29,12 +29,17 @@ const ALL_BYTES: usize = 8 << 20;
 /// Ends that are checked concurrently.
 const AT_ONCE: usize = 16;
 
-/// The last message of an execution, and everything needed to append it again.
+/// The last message of an execution, and everything needed to append it again. It is kept as it was
+/// sent: what it was made of takes several times the memory.
 #[derive(Debug)]
 pub struct End {
+    execution: ExecutionId,
     /// The message before it, and the data to append that again. None if it is the ledger's first.
     ground: Option<Box<Ground>>,
-    draft: Draft,
+    /// Sequence of that message.
+    after: Sequence,
+    header: Box<str>,
+    digest: Digest,
     body: Bytes,
     outputs: Vec<(Digest, Bytes)>,
     bytes: usize,
@@ -59,8 +64,11 @@ impl End {
         let copy = |bytes: &Bytes| Bytes::copy_from_slice(bytes);
         let outputs = outputs.iter().map(|(digest, bytes)| (*digest, copy(bytes)));
         Some(Self {
+            execution: draft.state.execution,
             ground: (draft.expected != 0).then(|| Box::new(ground.at_rest())),
-            draft: draft.clone(),
+            after: draft.expected,
+            header: draft.header.as_str().into(),
+            digest: draft.digest,
             body: copy(body),
             outputs: outputs.collect(),
             bytes,
@@ -69,8 +77,9 @@ impl End {
 
     /// Appends it again, unless the ledger still has it.
     async fn again(&self, shared: &Shared) -> Result<(), AppendError> {
-        let last = healing::last(shared, &self.draft.state).await?;
-        if last.as_ref().map(|last| last.digest) == Some(self.draft.digest) {
+        let draft = Draft::read(&self.header, self.after)?;
+        let last = healing::last(shared, &draft.state).await?;
+        if last.as_ref().map(|last| last.digest) == Some(self.digest) {
             return Ok(());
         }
         if self.ground.is_none() && last.is_some() {
@@ -84,10 +93,10 @@ impl End {
         };
         match &self.ground {
             None => {
-                appends::append(shared, self.draft.clone(), store.await?).await?;
+                appends::append(shared, draft, store.await?).await?;
                 shared.metrics.healed.inc();
             }
-            Some(ground) => drop(ground.append_again(shared, &self.draft, store).await?),
+            Some(ground) => drop(ground.append_again(shared, &draft, store).await?),
         }
         Ok(())
     }
@@ -107,11 +116,12 @@ impl Ends {
     /// Keeps the end that was stored as `tip`. A message that was stored with another digest than
     /// planned is not kept.
     pub(crate) fn keep(&self, end: &Arc<End>, tip: &Tip) {
-        if tip.digest == Some(end.draft.digest) {
+        if tip.digest == Some(end.digest) {
+            let now = Instant::now();
             let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             kept.bytes += end.bytes;
-            kept.ends.push_back((Instant::now(), Arc::clone(end)));
-            kept.forget(Instant::now());
+            kept.ends.push_back((now, Arc::clone(end)));
+            kept.forget(now);
         }
     }
 
@@ -139,9 +149,9 @@ impl Kept {
 pub(crate) async fn say_again(shared: &Shared) {
     let mut ends = shared.ends.lately();
     // The runner of an execution that lives here again appends it itself.
-    ends.retain(|end| !shared.live().contains_key(&end.draft.state.execution));
+    ends.retain(|end| !shared.live().contains_key(&end.execution));
     let all = stream::iter(ends).for_each_concurrent(AT_ONCE, |end| async move {
-        let execution = end.draft.state.execution;
+        let execution = end.execution;
         match end.again(shared).await {
             // The common case: the ledger has the end, or has gone on.
             Ok(()) | Err(AppendError::Conflict) => {}
@@ -156,7 +166,7 @@ pub(crate) async fn say_again(shared: &Shared) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fiec_schemas::{Event, ExecutionId, ExecutionState, Submission, Tenant, Timestamp};
+    use fiec_schemas::{Event, ExecutionState, Submission, Tenant, Timestamp};
 
     fn end(body: usize) -> Option<End> {
         let who = "test".to_owned();
@@ -180,7 +190,8 @@ mod tests {
     }
 
     fn keep(ends: &Ends, end: End) {
-        let tip = end.draft.clone().into_tip(1, 1);
+        let tip = Draft::read(&end.header, 0).unwrap().into_tip(1, 1);
+        assert_eq!(tip.digest, Some(end.digest));
         ends.keep(&Arc::new(end), &tip);
     }
 
@@ -211,7 +222,7 @@ mod tests {
     #[test]
     fn an_end_that_was_stored_as_another_message_is_not_kept() {
         let (ends, end) = (Ends::default(), end(0).unwrap());
-        let mut tip = end.draft.clone().into_tip(1, 1);
+        let mut tip = Draft::read(&end.header, 0).unwrap().into_tip(1, 1);
         tip.digest = Some(Digest::of(b"another"));
         ends.keep(&Arc::new(end), &tip);
         assert!(ends.lately().is_empty());

@@ -86,7 +86,7 @@ use futures_util::FutureExt as _;
 use futures_util::StreamExt;
 use futures_util::future::LocalBoxFuture;
 use prometheus_client::registry::Registry;
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -262,7 +262,6 @@ impl Agent {
         let energy = EnergyMeter::start(&sysfs, !devices.latest().is_empty(), devices);
         metrics.hardware.set_devices(sampler.devices());
         let round_trips = RoundTrips::new(broker.client.new_inbox(), sampler.latency());
-        let (stretch, watched) = watch::channel(Recorded::default());
         let cache_dir = options.cache_dir.clone();
         let cache_dir = cache_dir.unwrap_or_else(|| options.run_dir.join("cache"));
         let cache = Cache::open(&cache_dir, options.cache_limit, done.child_token())
@@ -273,7 +272,6 @@ impl Agent {
             instance,
             pool,
             metrics,
-            watched,
             Node::of(&descriptor, cache).with(energy, envelopes.clone(), broker.clock()),
         );
         let shared = Arc::new(shared.with_round_trips(round_trips).with_key(key.clone()));
@@ -293,12 +291,7 @@ impl Agent {
         let checkpoints = subscribe(subjects::RECORDER_CHECKPOINT.to_owned()).await?;
         tokio::spawn(control::serve(shared.clone(), requests, done.clone()));
         tokio::spawn(handover::receive(shared.clone(), handovers, done.clone()));
-        tokio::spawn(follow_recorder(
-            shared.clone(),
-            checkpoints,
-            stretch,
-            done.clone(),
-        ));
+        tokio::spawn(follow_recorder(shared.clone(), checkpoints, done.clone()));
         tokio::spawn(sweep(shared.clone(), done.clone()));
         tokio::spawn(healing::follow(shared.clone(), done.clone()));
         tokio::spawn(aging::follow(shared.clone(), done.clone()));
@@ -425,7 +418,6 @@ async fn measure_round_trips(
 async fn follow_recorder(
     shared: Arc<Shared>,
     mut checkpoints: async_nats::Subscriber,
-    stretch: watch::Sender<Recorded>,
     stop: CancellationToken,
 ) {
     let mut heard: Option<(Instant, RecorderCheckpoint)> = None;
@@ -445,8 +437,9 @@ async fn follow_recorder(
         let Some((at, word)) = &heard else { continue };
         let longest = shared.options.longest_commit_interval;
         let said = Recorded::of(word, at.elapsed(), shared.newest(), longest);
-        let before = *stretch.borrow();
-        stretch.send_if_modified(|now| std::mem::replace(now, said) != said);
+        let before = shared.stream.borrow().recorded;
+        let stream = &shared.stream;
+        stream.send_if_modified(|now| std::mem::replace(&mut now.recorded, said) != said);
         let interval_ms = said.interval_ms();
         if before.interval_ms() != interval_ms {
             tracing::info!(

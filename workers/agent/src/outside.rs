@@ -74,7 +74,7 @@ pub(crate) async fn program_of(
 ) -> Option<(Program, Option<NotCached>)> {
     let asked = Instant::now();
     let found = find(shared, &spec.program).await?;
-    if asked.elapsed() > MOVED_ON_AFTER && has_moved_on(shared, tip).await {
+    if asked.elapsed() > MOVED_ON_AFTER && Box::pin(has_moved_on(shared, tip)).await {
         tracing::info!("bound elsewhere while its program was fetched");
         return None;
     }

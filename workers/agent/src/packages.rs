@@ -161,6 +161,11 @@ impl Packages {
                 offered(&self.allowed).join(", ")
             )));
         }
+        // Boxed: a built-in program does not come this far.
+        Box::pin(self.package(program)).await
+    }
+
+    async fn package(&self, program: &str) -> Result<Program, NotCached> {
         let record = self.record(program).await?;
         if record.manifest.image.is_some() {
             self.engine(program).await?;

@@ -43,6 +43,21 @@ impl Held {
         }
     }
 
+    /// The span of all that the runner logs.
+    pub fn span(&self, shared: &Shared) -> tracing::Span {
+        let Self {
+            execution, epoch, ..
+        } = self;
+        tracing::info_span!("execution", %execution, epoch, node = %shared.node())
+    }
+
+    /// Forgets the execution here: its runner has ended.
+    pub fn forget(&self, shared: &Shared) {
+        if let Some(bound) = self.bound {
+            shared.forget(self.execution, bound);
+        }
+    }
+
     /// Appends the crash of the runner with its consequence, and forgets the execution here.
     pub async fn record_panic(self, shared: &Arc<Shared>, panic: Box<dyn Any + Send>) {
         let words = in_words(&*panic);
@@ -60,9 +75,7 @@ impl Held {
                 () = shared.halt.cancelled() => return,
             }
         }
-        if let Some(bound) = self.bound {
-            shared.forget(execution, bound);
-        }
+        self.forget(shared);
     }
 
     /// Appends the crash and its outcome, unless another binding holds the execution. A first

@@ -20,9 +20,7 @@ use fiec_schemas::hardware::RunningProgress;
 use fiec_schemas::package::Grant;
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::subjects::INLINE_STATE_LIMIT;
-use fiec_schemas::{
-    BoundaryIndex, Digest, Event, Phase, Sequence, StatePlace, Submission, Timestamp,
-};
+use fiec_schemas::{BoundaryIndex, Digest, Event, Phase, StatePlace, Submission, Timestamp};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -46,7 +44,7 @@ use crate::replies::NotTaken;
 use crate::shared::{self, Shared, Slot};
 use crate::spread::Sharing;
 use crate::take_up;
-use crate::unrecorded::{Recorded, Unrecorded};
+use crate::unrecorded::{LedgerStream, Unrecorded};
 
 /// A run that lasts this much longer counts as long: runs that its child was given ahead are
 /// withdrawn.
@@ -67,10 +65,9 @@ enum Input {
     Order(Option<RunnerOrder>),
     /// [`Runner::wait`]'s moment.
     Deadline,
-    /// The least interval of routine commits may have changed.
-    Stretch,
-    /// Messages up to this sequence will soon drop out of the ledger stream.
-    Aged(Sequence),
+    /// The least interval of routine commits may have changed, or messages will soon drop out of the
+    /// ledger stream.
+    Stream,
     /// Everything ends at once.
     Halt,
     Fetched((Digest, Result<Bytes, NoData>)),
@@ -109,10 +106,9 @@ pub(crate) struct Runner {
     /// The capsule message's acknowledgement. It is sent by dropping it, once `started` is stored.
     pub(crate) ack: Option<Arc<CapsuleAck>>,
     pub(crate) control: mpsc::Receiver<RunnerOrder>,
-    /// The recorder's progress. Each runner has its own receiver, so that it sees each change once.
-    pub(crate) stretch: watch::Receiver<Recorded>,
-    /// Messages up to this sequence will soon drop out of the ledger stream.
-    pub(crate) aged: watch::Receiver<Sequence>,
+    /// What is known of the ledger stream. Each runner has its own receiver, so that it sees each
+    /// change once.
+    pub(crate) stream: watch::Receiver<LedgerStream>,
     /// The execution's messages that the recorder has not recorded yet.
     pub(crate) unrecorded: Unrecorded,
     /// The least interval of commits by time that was last sent to the child, in ms.
@@ -231,8 +227,10 @@ impl Runner {
                 Input::Order(Some(order)) => Box::pin(self.obey(order)).await,
                 Input::Order(None) => self.control.close(),
                 Input::Deadline => Box::pin(self.deadline()).await,
-                Input::Stretch => self.pace().await,
-                Input::Aged(up_to) => self.keep_aged(up_to),
+                Input::Stream => {
+                    self.pace().await;
+                    self.keep_aged();
+                }
                 Input::Halt => {
                     self.child = None;
                     return;
@@ -249,8 +247,7 @@ impl Runner {
         let Self {
             shared,
             control,
-            stretch,
-            aged,
+            stream,
             child,
             flight,
             staged,
@@ -272,8 +269,7 @@ impl Runner {
             order = control.recv(), if !closed && !*ended => Input::Order(order),
             () = async { match at { Some(at) => tokio::time::sleep_until(at).await, None => std::future::pending().await } } => Input::Deadline,
             () = async { match silence { Some(at) => tokio::time::sleep_until(at).await, None => std::future::pending().await } }, if silence.is_some() => Input::Silence,
-            Ok(()) = stretch.changed() => Input::Stretch,
-            Ok(()) = aged.changed() => Input::Aged(*aged.borrow_and_update()),
+            Ok(()) = stream.changed() => Input::Stream,
         }
     }
 
@@ -295,7 +291,7 @@ impl Runner {
 
     /// Updates and returns the least interval of commits by time, in ms.
     pub(crate) fn paced(&mut self) -> u32 {
-        let recorded = *self.stretch.borrow_and_update();
+        let recorded = self.stream.borrow().recorded;
         self.interval_ms = self.unrecorded.interval_ms(recorded);
         self.interval_ms
     }

@@ -39,7 +39,7 @@ use crate::reserve::Grants;
 use crate::round_trips::RoundTrips;
 use crate::superseded::SupersededChunks;
 use crate::surroundings::Outlook;
-use crate::unrecorded::Recorded;
+use crate::unrecorded::LedgerStream;
 use crate::uploads::Uploads;
 
 /// Thresholds of M that are in force at once.
@@ -188,10 +188,8 @@ pub struct Shared {
     pub draining: AtomicBool,
     /// Everything ends at once: another instance has the name, or a second signal came.
     pub halt: CancellationToken,
-    /// The recorder's progress, which stretches routine commits.
-    pub stretch: watch::Receiver<Recorded>,
-    /// Messages of the ledger stream up to this sequence will soon drop out by their age.
-    pub aged: watch::Sender<Sequence>,
+    /// What all runners are told of the ledger stream.
+    pub stream: watch::Sender<LedgerStream>,
     /// Wakes the telemetry task: a report is due soon.
     pub news: Notify,
     /// Round trips of real messages.
@@ -266,7 +264,6 @@ impl Shared {
         instance: InstanceId,
         pool: Arc<Pool>,
         metrics: Metrics,
-        stretch: watch::Receiver<Recorded>,
         resources: Node,
     ) -> Self {
         // A placeholder that nobody reads: [`Self::with_round_trips`] replaces it.
@@ -290,8 +287,7 @@ impl Shared {
             metrics,
             draining: AtomicBool::new(false),
             halt: CancellationToken::new(),
-            stretch,
-            aged: watch::Sender::new(0),
+            stream: watch::Sender::default(),
             news: Notify::new(),
             round_trips,
             live: Mutex::default(),

@@ -28,14 +28,17 @@ use crate::unrecorded::Unrecorded;
 /// Starts an execution in its own task, with the given child if that already has its run. A panic
 /// there counts as a crash of the execution, and frees its slot.
 pub fn spawn(shared: Arc<Shared>, job: Job, slot: Slot, given: Option<Child>) {
-    // Boxed here: its 14 KiB would be copied on their way into the task.
-    tokio::spawn(Box::pin(async move {
-        let held = Held::of(&job);
-        let run = AssertUnwindSafe(run(shared.clone(), job, slot, given));
-        if let Err(panic) = run.catch_unwind().await {
-            held.record_panic(&shared, panic).await;
+    let held = Held::of(&job);
+    let run = run(shared.clone(), job, slot, given).instrument(held.span(&shared));
+    // Boxed at once: each further step would copy all of it. Its parts that most executions do not
+    // need are boxed too, so that it stays small.
+    let run = AssertUnwindSafe(Box::pin(run));
+    tokio::spawn(async move {
+        match run.catch_unwind().await {
+            Ok(()) => held.forget(&shared),
+            Err(panic) => Box::pin(held.record_panic(&shared, panic)).await,
         }
-    }));
+    });
 }
 
 async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>) {
@@ -64,98 +67,89 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
         }
         Start::Entrusted(tip, binding) => (*tip, None, None, Some(*binding)),
     };
-    let bound = tip.digest;
-    let (execution, epoch) = (tip.state.execution, tip.state.epoch);
-    let span = tracing::info_span!("execution", %execution, epoch, node = %shared.node());
-    let body = async {
-        let spec = match attempts::fetch_spec(&shared, &tip).await {
-            Ok(spec) => spec,
-            Err(error) => {
-                tracing::warn!(%error, "cannot read the submission; it will be bound anew");
-                return;
-            }
-        };
-        let Some((program, mut refusal)) = outside::program_of(&shared, &spec, &tip).await else {
+    let epoch = tip.state.epoch;
+    let spec = match attempts::fetch_spec(&shared, &tip).await {
+        Ok(spec) => spec,
+        Err(error) => {
+            tracing::warn!(%error, "cannot read the submission; it will be bound anew");
             return;
-        };
-        if refusal.is_none() {
-            refusal = outside::take_device(&shared, &spec, &tip, &mut slot).await;
         }
-        let refusal = refusal.or_else(|| reserve::lacks(&shared, &tip.state));
-        let place = tip.state.phase.binding().map(|b| &*b.substrate);
-        let energy = shared.energy_share(place);
-        let spread = Sharing::of(&tip.state);
-        let Some(chain) = tip.link().map(chain::Held::new) else {
-            return;
-        };
-        let mut runner = Runner {
-            shared: shared.clone(),
-            spec,
-            ack,
-            control,
-            stretch: shared.stretch.clone(),
-            aged: shared.aged.subscribe(),
-            unrecorded: Unrecorded::new(&tip),
-            interval_ms: 0,
-            progress,
-            older: Older::read(&shared, &tip),
-            crashes: tip.state.crashes_since_commit,
-            tip,
-            chain,
-            recheck: false,
-            entrusted,
-            epoch,
-            slot: Some(slot),
-            child: None,
-            unheard: true,
-            flight,
-            after: Vec::new(),
-            ahead: None,
-            staged: VecDeque::new(),
-            started: false,
-            since: None,
-            last: None,
-            pending: None,
-            cancelling: None,
-            wait: None,
-            ended: false,
-            settling: None,
-            gave_up: false,
-            parks: !matches!(&program, Program::Package(package) if package.command().is_some()),
-            program,
-            fetches: Fetches::default(),
-            grant: None,
-            given: None,
-            parked: None,
-            spread,
-            asked: None,
-            sure: sigma.is_some().then(CancellationToken::new),
-            known: Arc::default(),
-            silence: None,
-            owes: false,
-            ticks: None,
-            energy,
-            missed: 0,
-        };
-        let stays = refusal.is_none() || runner.tip.state.requested.is_some();
-        let owes = runner.sure.is_none() && runner.tip.state.outbox.is_some();
-        match (refusal, given) {
-            (_, None) if owes && stays => runner.settle_outbox(Next::Launch),
-            _ if runner.finish_requested() => {}
-            (_, Some(child)) => runner.adopt(child).await,
-            (Some(reason), None) => runner.refuse(&reason),
-            (None, None) => {
-                let sigma = match sigma {
-                    Some(sigma) => runner.received(sigma).await,
-                    None => None,
-                };
-                runner.launch(sigma).await;
-            }
-        }
-        runner.drive().await;
     };
-    body.instrument(span).await;
-    if let Some(bound) = bound {
-        shared.forget(execution, bound);
+    let Some((program, mut refusal)) = outside::program_of(&shared, &spec, &tip).await else {
+        return;
+    };
+    if refusal.is_none() {
+        refusal = outside::take_device(&shared, &spec, &tip, &mut slot).await;
     }
+    let refusal = refusal.or_else(|| reserve::lacks(&shared, &tip.state));
+    let place = tip.state.phase.binding().map(|b| &*b.substrate);
+    let energy = shared.energy_share(place);
+    let spread = Sharing::of(&tip.state);
+    let Some(chain) = tip.link().map(chain::Held::new) else {
+        return;
+    };
+    let mut runner = Runner {
+        shared: shared.clone(),
+        spec,
+        ack,
+        control,
+        stream: shared.stream.subscribe(),
+        unrecorded: Unrecorded::new(&tip),
+        interval_ms: 0,
+        progress,
+        older: Older::read(&shared, &tip),
+        crashes: tip.state.crashes_since_commit,
+        tip,
+        chain,
+        recheck: false,
+        entrusted,
+        epoch,
+        slot: Some(slot),
+        child: None,
+        unheard: true,
+        flight,
+        after: Vec::new(),
+        ahead: None,
+        staged: VecDeque::new(),
+        started: false,
+        since: None,
+        last: None,
+        pending: None,
+        cancelling: None,
+        wait: None,
+        ended: false,
+        settling: None,
+        gave_up: false,
+        parks: !matches!(&program, Program::Package(package) if package.command().is_some()),
+        program,
+        fetches: Fetches::default(),
+        grant: None,
+        given: None,
+        parked: None,
+        spread,
+        asked: None,
+        sure: sigma.is_some().then(CancellationToken::new),
+        known: Arc::default(),
+        silence: None,
+        owes: false,
+        ticks: None,
+        energy,
+        missed: 0,
+    };
+    let stays = refusal.is_none() || runner.tip.state.requested.is_some();
+    let owes = runner.sure.is_none() && runner.tip.state.outbox.is_some();
+    match (refusal, given) {
+        (_, None) if owes && stays => runner.settle_outbox(Next::Launch),
+        _ if runner.finish_requested() => {}
+        (_, Some(child)) => runner.adopt(child).await,
+        (Some(reason), None) => runner.refuse(&reason),
+        (None, None) => {
+            let sigma = match sigma {
+                Some(sigma) => runner.received(sigma).await,
+                None => None,
+            };
+            Box::pin(runner.launch(sigma)).await;
+        }
+    }
+    runner.drive().await;
 }

@@ -31,6 +31,15 @@ const SHORTEST_MS: f64 = 500.0;
 /// was taken away for good slows nothing down after that.
 pub(crate) const WORD_HOLDS_FOR: Duration = Duration::from_secs(3_600);
 
+/// What all runners are told of the ledger stream.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LedgerStream {
+    /// How far it is recorded.
+    pub recorded: Recorded,
+    /// Messages up to this sequence will soon drop out of it.
+    pub aged: Sequence,
+}
+
 /// The recorder's last checkpoint, as it concerns commits by time. The default is that of a worker
 /// that heard no recorder.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
