@@ -112,11 +112,12 @@ fn fold_message(
     } = message;
     let is_recorded = known.tracked.contains_key(&state.execution);
     let tracked = known.tracked.entry(state.execution).or_default();
-    let is_repeated = state.ordinal <= tracked.ordinal
-        && (stored_at <= tracked.stored_at || tracked.digest == Some(digest));
+    let is_last = tracked.is_last(&state, digest);
+    let is_repeated =
+        state.ordinal <= tracked.ordinal && (stored_at <= tracked.stored_at || is_last);
     if is_repeated {
         // The broker had lost it, and its author appended it again as it was.
-        let is_moved = tracked.digest == Some(digest) && stored_at > tracked.stored_at;
+        let is_moved = is_last && stored_at > tracked.stored_at;
         if is_moved && seq != tracked.seq {
             (tracked.seq, tracked.stored_at) = (seq, stored_at);
             let execution = executions.entry(state.execution);
@@ -159,10 +160,10 @@ fn fold_message(
     step.follow_recorded(&events);
     step.tracked.ordinal = state.ordinal;
     step.tracked.seq = seq;
-    step.tracked.digest = Some(digest);
-    step.tracked.stored_at = stored_at;
     let has_ended = state.phase.is_terminal();
-    step.tracked.ended = has_ended.then(|| EndedRun::new(state.submitted_at));
+    step.tracked.digest = digest.filter(|_| !has_ended);
+    step.tracked.stored_at = stored_at;
+    step.tracked.ended = has_ended.then(|| EndedRun::new(state.submitted_at, state.at));
     let is_handover = is_handover(&events);
     for event in events {
         step.record(event, is_handover);

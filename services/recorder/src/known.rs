@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use fiec_schemas::{
-    Digest, Epoch, ExecutionId, LedgerMessage, NodeId, Ordinal, Sequence, Timestamp,
+    Digest, Epoch, ExecutionId, ExecutionState, LedgerMessage, NodeId, Ordinal, Sequence, Timestamp,
 };
 
 /// A ledger message with its place in the stream.
@@ -13,8 +13,9 @@ pub struct Message {
     pub seq: Sequence,
     /// When the broker stored it.
     pub stored_at: Timestamp,
-    /// Digest of its header.
-    pub digest: Digest,
+    /// Digest of its header, which the next message names. It may be left out of one that ends its
+    /// execution: no message follows, and the digest is the dearest part of recording a short one.
+    pub digest: Option<Digest>,
     /// The message.
     pub message: LedgerMessage,
 }
@@ -26,7 +27,7 @@ pub struct Tracked {
     pub ordinal: Ordinal,
     /// Sequence of its last message.
     pub seq: Sequence,
-    /// Digest of its header; none after a rewind.
+    /// Digest of its header; none after a rewind, and after the end.
     pub digest: Option<Digest>,
     /// When the broker stored it.
     pub stored_at: Timestamp,
@@ -44,20 +45,36 @@ pub struct Tracked {
     pub computed_until: Option<Timestamp>,
 }
 
+impl Tracked {
+    /// True if this is the last recorded message, as it was appended.
+    pub(crate) fn is_last(&self, state: &ExecutionState, digest: Option<Digest>) -> bool {
+        match &self.ended {
+            Some(ended) => {
+                self.ordinal == state.ordinal
+                    && (ended.submitted_at, ended.at) == (state.submitted_at, state.at)
+            }
+            None => digest.is_some() && self.digest == digest,
+        }
+    }
+}
+
 /// A recorded run that has ended: no message of another run changes its rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EndedRun {
     /// When it was submitted. Another run under the same id was submitted at another time.
     pub submitted_at: Timestamp,
+    /// When it ended, as its last message says.
+    pub at: Timestamp,
     /// True if a gap states another run.
     pub is_followed: bool,
 }
 
 impl EndedRun {
     /// A run without another one behind it.
-    pub fn new(submitted_at: Timestamp) -> Self {
+    pub fn new(submitted_at: Timestamp, at: Timestamp) -> Self {
         Self {
             submitted_at,
+            at,
             is_followed: false,
         }
     }

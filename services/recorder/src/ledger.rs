@@ -348,7 +348,7 @@ pub(crate) fn decode(items: Vec<feed::FeedItem>) -> Result<Decoded> {
                 decoded.messages.push(Message {
                     seq: item.seq,
                     stored_at: item.stored_at,
-                    digest: item.digest(),
+                    digest: (!message.state.phase.is_terminal()).then(|| item.digest()),
                     message,
                 });
             }
@@ -446,7 +446,7 @@ pub(crate) async fn look_up(
     let rows = sqlx::query(
         "SELECT id, ordinal, seq, digest, recorded_at, epoch, node, \
          phase IN ('bound', 'started') AS open, yielded_at, computed_until, \
-         CASE WHEN finished_at IS NOT NULL THEN submitted_at END AS ended_run \
+         CASE WHEN finished_at IS NOT NULL THEN submitted_at END AS ended_run, finished_at \
          FROM executions WHERE id = ANY($1)",
     )
     .bind(argument(&ids.to_vec()))
@@ -459,7 +459,9 @@ pub(crate) async fn look_up(
             seq: read::count(row, "seq")?,
             digest: read::digest(row, "digest")?,
             stored_at: row.try_get::<PgTime, _>("recorded_at")?.0,
-            ended: read::time(row, "ended_run")?.map(EndedRun::new),
+            ended: read::time(row, "ended_run")?
+                .zip(read::time(row, "finished_at")?)
+                .map(|(submitted_at, at)| EndedRun::new(submitted_at, at)),
             epoch: read::count(row, "epoch")?,
             node: node.and_then(|node| node.parse().ok()),
             open: row.try_get("open")?,

@@ -2,7 +2,7 @@
 //! what was lost of it; of one that rests none may come for days. Their rows are set back to what the
 //! ledger still has. Nothing else is withdrawn: who holds a binding says again what was lost.
 
-use fiec_broker::{Broker, BrokerError, Ledger};
+use fiec_broker::{Broker, BrokerError, Entry, Ledger};
 use fiec_schemas::{ExecutionId, Sequence, Tenant};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use sqlx::{PgConnection, PgPool, Row};
@@ -46,7 +46,7 @@ pub(crate) async fn set_back(
         };
         after = *last;
         let lasts = stream::iter(page)
-            .map(|(id, tenant)| async move { ledger.last(&tenant, id).await })
+            .map(|(id, tenant)| async move { readable(ledger.last(&tenant, id).await) })
             .buffer_unordered(AT_ONCE)
             .try_collect::<Vec<_>>();
         let rest = |message: &Message| {
@@ -56,7 +56,7 @@ pub(crate) async fn set_back(
         let messages = lasts.await?.into_iter().flatten().map(|entry| Message {
             seq: entry.seq,
             stored_at: entry.stored_at,
-            digest: entry.digest,
+            digest: Some(entry.digest),
             message: entry.message,
         });
         let messages: Vec<Message> = messages.filter(rest).collect();
@@ -85,6 +85,17 @@ pub(crate) async fn set_back(
         shared
             .mirror
             .changed(&batch.rows.states, &batch.rows.finished);
+    }
+}
+
+/// The last message of a ledger. One that this version cannot read leaves the rows as they are.
+fn readable(last: Result<Option<Entry>, BrokerError>) -> Result<Option<Entry>, BrokerError> {
+    match last {
+        Err(error @ (BrokerError::Malformed { .. } | BrokerError::Foreign { .. })) => {
+            tracing::warn!(%error, "it is not known how an execution stands");
+            Ok(None)
+        }
+        last => last,
     }
 }
 

@@ -124,7 +124,7 @@ fn readable(row: &PgRow) -> sqlx::Result<Option<Message>> {
     Ok(message.map(|message| Message {
         seq,
         stored_at,
-        digest,
+        digest: Some(digest),
         message,
     }))
 }

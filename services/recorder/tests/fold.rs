@@ -17,7 +17,7 @@ fn message(item: &fiec_broker::feed::FeedItem) -> Message {
     Message {
         seq: item.seq,
         stored_at: item.stored_at,
-        digest: item.digest(),
+        digest: Some(item.digest()),
         message,
     }
 }

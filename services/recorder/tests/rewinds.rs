@@ -135,3 +135,40 @@ async fn an_execution_that_was_lost_whole_is_recorded_as_it_was_submitted_again(
         clear(&db.pool).await.unwrap();
     }
 }
+
+#[tokio::test]
+async fn an_end_that_is_appended_again_as_it_was_gets_its_new_place_and_another_end_replaces_it() {
+    let db = database().await;
+    for at_once in [true, false] {
+        let id = ExecutionId(uuid::Uuid::now_v7());
+        let mut begun = ledger(id, 7, 0);
+        let begin = vec![Event::Submitted, bound(1, "a", Cause::Initial)];
+        let begin = begun.append(begin, "policy/p", at(0), 1).unwrap();
+        let end = |ms: i64, seq: u64| {
+            let events = vec![started(1), Event::Cancelled { who: by("ann") }];
+            let mut ledger = begun.clone();
+            ledger.append(events, "worker/a/x", at(ms), seq).unwrap()
+        };
+        let lost = end(1, 2);
+        let again = FeedItem {
+            seq: 9,
+            stored_at: at(60_000),
+            ..lost.clone()
+        };
+        let stands = "SELECT concat_ws(' ', seq, phase, extract(epoch FROM finished_at)::bigint \
+                      % 1000, (SELECT count(*) FROM lost_rows l WHERE l.execution = id)) FROM executions";
+        record(&db.pool, vec![begin, lost, again], at_once).await;
+        assert_eq!(
+            words(&db.pool, stands).await,
+            "9 cancelled 0 0",
+            "{at_once}"
+        );
+        record(&db.pool, vec![end(90_000, 10)], at_once).await;
+        assert_eq!(
+            words(&db.pool, stands).await,
+            "10 cancelled 90 1",
+            "{at_once}"
+        );
+        clear(&db.pool).await.unwrap();
+    }
+}

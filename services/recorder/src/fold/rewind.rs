@@ -27,7 +27,7 @@ pub(crate) fn stand(messages: Vec<Message>, at: Timestamp) -> Rows {
         let tracked = Tracked {
             ordinal: state.ordinal,
             seq: message.seq,
-            digest: Some(message.digest),
+            digest: message.digest,
             stored_at: message.stored_at,
             epoch: state.epoch,
             ..Tracked::default()

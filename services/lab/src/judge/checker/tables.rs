@@ -447,7 +447,8 @@ fn execution(last: &Message, capsules: Option<u64>, outputs: &str) -> String {
         or_null(state.batch.as_ref().map(|b| b.line)),
         state.ordinal.to_string(),
         last.seq.to_string(),
-        last.digest.clone(),
+        // No message follows an end.
+        or_null(Some(&last.digest).filter(|_| !state.phase.is_terminal())),
         state.author.clone(),
         outputs.to_owned(),
     ];
