@@ -24,7 +24,7 @@ const AT_ONCE: usize = 16;
 /// the last one that the ledger stream still has. False if the recorder is being stopped, or another
 /// one has moved the checkpoint.
 ///
-/// What was set back stays so; trying again goes on.
+/// After an error the executions before it are set back. The next call sets back the others.
 ///
 /// # Errors
 /// When the broker does not answer.

@@ -4,29 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::live::{publish, servers, start, until};
+use crate::support::boundary;
 use bytes::Bytes;
 use fiec_broker::{Broker, store};
 use fiec_recorder::lab_support::LedgerWriter;
 use fiec_schemas::messages::{RestoreReply, RestoreRequest};
 use fiec_schemas::{
-    BoundaryEvent, Cause, Digest, Event, ExecutionId, InstanceId, Submission, Tenant, Timestamp,
-    subjects,
+    Cause, Digest, Event, ExecutionId, InstanceId, Submission, Tenant, Timestamp, subjects,
 };
 use sqlx::PgPool;
-
-fn boundary(index: u64, state: &[u8]) -> Event {
-    Event::Boundary(BoundaryEvent {
-        index,
-        digest: Digest::of(state),
-        bytes: state.len() as u64,
-        computed_at: Timestamp::now(),
-        compute_us: 1,
-        of: None,
-        note: None,
-        outputs: Vec::new(),
-        energy: None,
-    })
-}
 
 async fn ask(broker: &Broker, execution: ExecutionId, index: u64, state: &[u8]) -> RestoreReply {
     let digest = Digest::of(state);

@@ -6,39 +6,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use fiec_recorder::lab_support::LedgerWriter;
-use fiec_schemas::{
-    BoundaryEvent, Cause, Digest, Event, ExecutionId, InstanceId, Submission, Tenant, Timestamp,
-    subjects,
-};
+use fiec_schemas::{Cause, Event, ExecutionId, Submission, Tenant, Timestamp, subjects};
 use sqlx::PgPool;
 
 use crate::live::{publish, servers, start, until};
-use crate::support::words;
-
-fn bound(epoch: u64, node: &str, cause: Cause) -> Event {
-    Event::Bound {
-        epoch,
-        node: node.parse().unwrap(),
-        instance: InstanceId::random(),
-        substrate: "host".into(),
-        cause,
-        decision: None,
-    }
-}
-
-fn boundary(index: u64, state: &[u8]) -> Event {
-    Event::Boundary(BoundaryEvent {
-        index,
-        digest: Digest::of(state),
-        bytes: state.len() as u64,
-        computed_at: Timestamp::now(),
-        compute_us: 1,
-        of: None,
-        note: None,
-        outputs: Vec::new(),
-        energy: None,
-    })
-}
+use crate::support::{bound, boundary, words};
 
 fn started(epoch: u64) -> Event {
     Event::Started {
@@ -109,7 +81,7 @@ async fn an_execution_that_rests_stands_as_its_ledger_left_it_when_the_broker_lo
     let copied = "SELECT count(*) FROM boundary_state WHERE state = 'one'::bytea";
     until(&pool, copied, 3).await;
 
-    // What follows will be lost.
+    // The broker will lose all messages from here on.
     let folder = servers.nats.data_dir().join("jetstream/$G/streams");
     let folder = folder.join(subjects::LEDGER_STREAM);
     let saved = tempfile::tempdir().unwrap();

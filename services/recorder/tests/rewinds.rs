@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use fiec_broker::feed::FeedItem;
 use fiec_recorder::lab_support::{LedgerWriter, clear, project, project_carefully};
-use fiec_schemas::{Cause, Event, ExecutionId, InstanceId, Submission, Tenant, Timestamp};
+use fiec_schemas::{Cause, Event, ExecutionId, Submission, Tenant, Timestamp};
 use sqlx::PgPool;
 
-use crate::support::{database, words};
+use crate::support::{bound, database, words};
 
 fn at(ms: i64) -> Timestamp {
     Timestamp::from_micros(1_800_000_000_000_000 + ms * 1_000)
@@ -18,17 +18,6 @@ fn ledger(id: ExecutionId, capsules: u64, submitted: i64) -> LedgerWriter {
     let line = format!(r#"{{"program":"synthetic@1","params":{{"capsules":{capsules}}}}}"#);
     let spec = Arc::new(Submission::parse(line.as_bytes()).unwrap());
     LedgerWriter::new(Tenant::new("lab").unwrap(), id, spec, at(submitted))
-}
-
-fn bound(epoch: u64, node: &str, cause: Cause) -> Event {
-    Event::Bound {
-        epoch,
-        node: node.parse().unwrap(),
-        instance: InstanceId::random(),
-        substrate: "host".into(),
-        cause,
-        decision: None,
-    }
 }
 
 fn started(epoch: u64) -> Event {

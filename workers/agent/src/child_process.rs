@@ -75,7 +75,7 @@ pub type Key = (String, Tenant);
 /// time.
 pub type Child = Box<ChildProcess>;
 
-/// What is known of a child process.
+/// A child process, with its socket and its output.
 pub struct ChildProcess {
     /// Its socket.
     pub link: Link,

@@ -106,8 +106,8 @@ pub(crate) struct Runner {
     /// The capsule message's acknowledgement. It is sent by dropping it, once `started` is stored.
     pub(crate) ack: Option<Arc<CapsuleAck>>,
     pub(crate) control: mpsc::Receiver<RunnerOrder>,
-    /// What is known of the ledger stream. Each runner has its own receiver, so that it sees each
-    /// change once.
+    /// How far the ledger stream is recorded, and which of its messages will soon drop out. Each
+    /// runner has its own receiver, so that it sees each change once.
     pub(crate) stream: watch::Receiver<LedgerStream>,
     /// The execution's messages that the recorder has not recorded yet.
     pub(crate) unrecorded: Unrecorded,

@@ -3,6 +3,7 @@
 use std::os::unix::fs::PermissionsExt as _;
 
 use fiec_dev_servers::{NoProgress, Postgres, PostgresOptions, locate_postgres};
+use fiec_schemas::{BoundaryEvent, Cause, Digest, Event, InstanceId, Timestamp};
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, PgPool};
 
@@ -56,4 +57,31 @@ pub async fn rows(pool: &PgPool, sql: &str) -> Vec<Value> {
         .fetch_all(pool)
         .await
         .unwrap()
+}
+
+/// A binding to a node.
+pub fn bound(epoch: u64, node: &str, cause: Cause) -> Event {
+    Event::Bound {
+        epoch,
+        node: node.parse().unwrap(),
+        instance: InstanceId::random(),
+        substrate: "host".into(),
+        cause,
+        decision: None,
+    }
+}
+
+/// A boundary with this σ, computed now.
+pub fn boundary(index: u64, state: &[u8]) -> Event {
+    Event::Boundary(BoundaryEvent {
+        index,
+        digest: Digest::of(state),
+        bytes: state.len() as u64,
+        computed_at: Timestamp::now(),
+        compute_us: 1,
+        of: None,
+        note: None,
+        outputs: Vec::new(),
+        energy: None,
+    })
 }
