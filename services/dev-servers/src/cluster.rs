@@ -1,16 +1,16 @@
 //! Three or more connected `nats-server` processes on loopback, for tests of replicated streams.
 
-use std::net::TcpListener;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use tokio::task::JoinSet;
 
 use crate::child::tail;
 use crate::error::{At, Error, Result};
 use crate::locate::NatsBinary;
 use crate::nats::{NatsOptions, NatsServer, Sync};
-use crate::routes::{NOWHERE, Routes};
+use crate::routes::{Address, NOWHERE, Routes};
 use crate::secret::{self, USER};
 
 /// Time limit until the servers have found each other.
@@ -19,8 +19,8 @@ const WITHIN: Duration = Duration::from_secs(60);
 /// The place of a server in its cluster.
 #[derive(Debug, Clone)]
 pub struct Member {
-    /// Port on which it listens for the others.
-    pub port: u16,
+    /// Where it says on which port it listens for the others.
+    pub address: Address,
     /// Ports of the proxies that lead to all.
     pub routes: Vec<u16>,
     /// What the servers ask each other for.
@@ -30,12 +30,12 @@ pub struct Member {
 impl Member {
     /// Its part of the configuration.
     pub(crate) fn config(&self) -> String {
-        let Self { port, password, .. } = self;
+        let password = &self.password;
         let route = |port: &u16| format!("\"nats-route://{USER}:{password}@127.0.0.1:{port}\"");
         let routes: Vec<String> = self.routes.iter().map(route).collect();
         let routes = routes.join(", ");
         format!(
-            "cluster {{ name: \"fiec-dev\", listen: \"127.0.0.1:{port}\", \
+            "cluster {{ name: \"fiec-dev\", listen: \"127.0.0.1:-1\", \
              advertise: \"{NOWHERE}\", \
              authorization {{ user: \"{USER}\", password: \"{password}\" }}, \
              routes: [{routes}] }}\n"
@@ -59,19 +59,10 @@ impl NatsCluster {
     /// If one cannot be started or is not ready in time.
     pub async fn start(binary: &NatsBinary, dir: &Path, count: usize, sync: Sync) -> Result<Self> {
         secret::create_folder(dir, 0o700)?;
-        // The routes name every port before the servers choose any.
-        let listeners: std::io::Result<Vec<TcpListener>> = (0..count)
-            .map(|_| TcpListener::bind(("127.0.0.1", 0)))
-            .collect();
-        let ports = listeners.and_then(|listeners| {
-            let ports = listeners.iter().map(|l| Ok(l.local_addr()?.port()));
-            ports.collect::<std::io::Result<Vec<u16>>>()
-        });
-        let ports = ports.at("cannot reserve ports for", dir)?;
-        let routes = Routes::start(&ports).at("cannot start proxies for", dir)?;
+        let routes = Routes::start(count).at("cannot start proxies for", dir)?;
         let password = secret::random();
-        let mut starting = Vec::new();
-        for (index, port) in ports.iter().enumerate() {
+        let mut starting = JoinSet::new();
+        for index in 0..count {
             let name = format!("s{}", index + 1);
             let data = dir.join(&name);
             secret::create_folder(&data, 0o700)?;
@@ -81,18 +72,22 @@ impl NatsCluster {
             options.server_name = name;
             options.sync = sync;
             options.cluster = Some(Member {
-                port: *port,
+                address: routes.address(index),
                 routes: routes.from(index),
                 password: password.clone(),
             });
             // All at once: none is ready before most of them have met.
-            starting.push(tokio::spawn(NatsServer::start(options)));
+            starting.spawn(async move { (index, NatsServer::start(options).await) });
         }
         let mut servers = Vec::new();
-        for server in starting {
-            let started = server.await.map_err(std::io::Error::other);
-            servers.push(started.at("cannot start a server in", dir)??);
+        // The first that fails ends the others, which would wait for it.
+        while let Some(started) = starting.join_next().await {
+            let started = started.map_err(std::io::Error::other);
+            let (index, server) = started.at("cannot start a server in", dir)?;
+            servers.push((index, server?));
         }
+        servers.sort_unstable_by_key(|(index, _)| *index);
+        let servers: Vec<NatsServer> = servers.into_iter().map(|(_, server)| server).collect();
         meet(&servers).await?;
         Ok(Self { servers, routes })
     }

@@ -83,6 +83,8 @@ const ENABLED: &str = "/healthz?js-enabled-only=true";
 struct Ports {
     client: u16,
     monitoring: u16,
+    /// For the other servers of its cluster.
+    cluster: Option<u16>,
 }
 
 /// A running server. Dropping it kills the server.
@@ -267,10 +269,13 @@ async fn launch_once(
         if let Some(status) = child.status() {
             return Err(failed(format!("it ended with {status}")));
         }
-        if let Some(ports) = std::fs::read(&file).ok().and_then(|t| read_ports(&t))
-            && answers(ports.monitoring, ready).await
-        {
-            return Ok((child, ports));
+        if let Some(ports) = std::fs::read(&file).ok().and_then(|t| read_ports(&t)) {
+            if let (Some(member), Some(port)) = (&options.cluster, ports.cluster) {
+                member.address.is(port);
+            }
+            if answers(ports.monitoring, ready).await {
+                return Ok((child, ports));
+            }
         }
         if Instant::now() > deadline {
             let limit = options.ready_within.as_secs();
@@ -324,6 +329,8 @@ fn config_text(
 struct PortsFile {
     nats: Vec<String>,
     monitoring: Vec<String>,
+    #[serde(default)]
+    cluster: Vec<String>,
 }
 
 fn read_ports(text: &[u8]) -> Option<Ports> {
@@ -332,6 +339,7 @@ fn read_ports(text: &[u8]) -> Option<Ports> {
     Some(Ports {
         client: port(&file.nats)?,
         monitoring: port(&file.monitoring)?,
+        cluster: port(&file.cluster),
     })
 }
 
@@ -388,9 +396,13 @@ mod tests {
             read_ports(both),
             Some(Ports {
                 client: 4711,
-                monitoring: 4712
+                monitoring: 4712,
+                cluster: None,
             })
         );
+        let member = br#"{"nats":["nats://127.0.0.1:4711"],"monitoring":["http://127.0.0.1:4712"],
+            "cluster":["nats://127.0.0.1:4713"]}"#;
+        assert_eq!(read_ports(member).unwrap().cluster, Some(4713));
         assert_eq!(read_ports(br#"{"nats":["nats://127.0.0.1:4711"]}"#), None);
         assert_eq!(read_ports(b""), None);
     }

@@ -9,8 +9,10 @@
 //!
 //! - Each server knows only the proxies that lead from it to the others. It tells the others an
 //!   address that nobody listens on ([`NOWHERE`]): with its real one, routes would pass the proxies.
+//! - A server chooses the port on which it listens for the others, and then says it ([`Address`]). A port
+//!   that somebody chose for it could be lost before it listens. Until then connections to it are held.
 //! - The proxies run in a thread of their own, so that a caller that blocks its own thread delays no
-//!   heartbeat. They end with [`Routes`].
+//!   heartbeat. They end with [`Routes`] and the last [`Address`].
 
 use std::net::Ipv4Addr;
 
@@ -32,30 +34,58 @@ enum Reach {
     Cut,
 }
 
-/// The proxies of a cluster: one for each pair of servers and each direction. Dropping it ends them.
+/// What the proxies know of a server.
+#[derive(Debug, Clone, Copy)]
+struct Known {
+    reach: Reach,
+    /// Where it listens for the others. None until it has said so.
+    port: Option<u16>,
+}
+
+/// The proxies of a cluster: one for each pair of servers and each direction.
 #[derive(Debug)]
 pub struct Routes {
-    /// For each server. The proxies end when it is dropped.
-    reach: watch::Sender<Vec<Reach>>,
+    /// For each server. The proxies end when its last sender is dropped.
+    servers: watch::Sender<Vec<Known>>,
     /// Ports of the proxies from each server to each server.
     ports: Vec<Vec<u16>>,
 }
 
+/// Where a server of the cluster says on which port it listens for the others.
+#[derive(Debug, Clone)]
+pub struct Address {
+    server: usize,
+    servers: watch::Sender<Vec<Known>>,
+}
+
+impl Address {
+    /// The server listens on this port from now on.
+    pub(crate) fn is(&self, port: u16) {
+        self.servers.send_if_modified(|all| {
+            let known = all.get_mut(self.server);
+            known.is_some_and(|known| known.port.replace(port) != Some(port))
+        });
+    }
+}
+
 impl Routes {
-    /// Starts the proxies between servers that listen for each other on these ports.
-    pub(crate) fn start(servers: &[u16]) -> std::io::Result<Self> {
-        let (reach, seen) = watch::channel(vec![Reach::Joined; servers.len()]);
+    /// Starts the proxies between so many servers.
+    pub(crate) fn start(count: usize) -> std::io::Result<Self> {
+        let unknown = Known {
+            reach: Reach::Joined,
+            port: None,
+        };
+        let (servers, seen) = watch::channel(vec![unknown; count]);
         let mut proxies = Vec::new();
         let mut ports = Vec::new();
-        for from in 0..servers.len() {
+        for from in 0..count {
             let mut own = Vec::new();
-            for (to, port) in servers.iter().enumerate() {
+            for to in 0..count {
                 let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
                 listener.set_nonblocking(true)?;
                 own.push(listener.local_addr()?.port());
-                let ends = [from, to];
-                let reach = seen.clone();
-                proxies.push((listener, Way { ends, reach }, *port));
+                let servers = seen.clone();
+                proxies.push((listener, Way { from, to, servers }));
             }
             ports.push(own);
         }
@@ -65,12 +95,20 @@ impl Routes {
         std::thread::Builder::new()
             .name("server-routes".into())
             .spawn(move || runtime.block_on(serve(proxies, seen)))?;
-        Ok(Self { reach, ports })
+        Ok(Self { servers, ports })
     }
 
     /// Ports of the proxies that lead from this server to each, itself included.
     pub(crate) fn from(&self, server: usize) -> Vec<u16> {
         self.ports.get(server).cloned().unwrap_or_default()
+    }
+
+    /// Where this server says its port.
+    pub(crate) fn address(&self, server: usize) -> Address {
+        Address {
+            server,
+            servers: self.servers.clone(),
+        }
     }
 
     /// Cuts a server, by its place from 0, off from the others.
@@ -84,49 +122,62 @@ impl Routes {
     }
 
     fn set(&self, server: usize, to: Reach) {
-        self.reach.send_modify(|all| {
-            if let Some(reach) = all.get_mut(server) {
-                *reach = to;
+        self.servers.send_modify(|all| {
+            if let Some(known) = all.get_mut(server) {
+                known.reach = to;
             }
         });
     }
 }
 
-/// The way between two servers.
+/// The way from one server to another.
 #[derive(Debug, Clone)]
 struct Way {
-    ends: [usize; 2],
-    reach: watch::Receiver<Vec<Reach>>,
+    from: usize,
+    to: usize,
+    servers: watch::Receiver<Vec<Known>>,
 }
 
 impl Way {
-    /// Waits until neither end is cut off.
-    async fn is_open(&mut self) {
-        let ends = self.ends;
-        let open = |all: &Vec<Reach>| ends.iter().all(|end| all.get(*end) == Some(&Reach::Joined));
+    /// Waits until neither end is cut off. Returns the port of the far one, which may not be known yet.
+    async fn is_open(&mut self) -> Option<u16> {
+        let ends = [self.from, self.to];
+        let is_joined = |known: &Known| known.reach == Reach::Joined;
+        let open = |all: &Vec<Known>| ends.iter().all(|end| all.get(*end).is_some_and(is_joined));
         // Fails at the end of all proxies.
-        let _ = self.reach.wait_for(open).await;
+        let all = self.servers.wait_for(open).await.ok()?;
+        all.get(self.to)?.port
+    }
+
+    /// Waits until neither end is cut off and the far one listens. None at the end of all proxies.
+    async fn port(&mut self) -> Option<u16> {
+        loop {
+            if let Some(port) = self.is_open().await {
+                return Some(port);
+            }
+            self.servers.changed().await.ok()?;
+        }
     }
 }
 
-/// Runs the proxies until the sender of `reach` is gone.
+/// Runs the proxies until the last sender of `servers` is gone.
 async fn serve(
-    proxies: Vec<(std::net::TcpListener, Way, u16)>,
-    mut reach: watch::Receiver<Vec<Reach>>,
+    proxies: Vec<(std::net::TcpListener, Way)>,
+    mut servers: watch::Receiver<Vec<Known>>,
 ) {
-    for (listener, way, server) in proxies {
+    for (listener, way) in proxies {
         match TcpListener::from_std(listener) {
-            Ok(listener) => drop(tokio::spawn(accept(listener, way, server))),
+            Ok(listener) => drop(tokio::spawn(accept(listener, way))),
             Err(error) => tracing::warn!(%error, "a proxy between servers cannot listen"),
         }
     }
-    while reach.changed().await.is_ok() {}
+    while servers.changed().await.is_ok() {}
 }
 
-async fn accept(listener: TcpListener, way: Way, server: u16) {
+async fn accept(listener: TcpListener, way: Way) {
     loop {
         match listener.accept().await {
-            Ok((client, _)) => drop(tokio::spawn(connect(client, way.clone(), server))),
+            Ok((client, _)) => drop(tokio::spawn(connect(client, way.clone()))),
             Err(error) => {
                 tracing::warn!(%error, "a proxy between servers cannot accept a connection");
                 tokio::time::sleep(std::time::Duration::from_millis(100)).await;
@@ -136,9 +187,11 @@ async fn accept(listener: TcpListener, way: Way, server: u16) {
 }
 
 /// Passes one connection on to a server. It ends as soon as either side does.
-async fn connect(client: TcpStream, mut way: Way, server: u16) {
-    way.is_open().await;
-    let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, server)).await else {
+async fn connect(client: TcpStream, mut way: Way) {
+    let Some(port) = way.port().await else {
+        return;
+    };
+    let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await else {
         return;
     };
     // A delay of some ms is all that is lost without.
