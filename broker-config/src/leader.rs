@@ -40,6 +40,24 @@ pub async fn last<I>(
     }
 }
 
+/// Returns the last message on a subject as some copy has it, which may lag behind: for a caller that
+/// appends behind it, and is refused if it is old. It costs the broker less than [`last`].
+///
+/// # Errors
+/// When no copy answers.
+pub async fn glimpse<I>(
+    stream: &Stream<I>,
+    subject: &str,
+) -> Result<Option<StreamMessage>, BrokerError> {
+    match stream.direct_get_last_for_subject(subject).await {
+        Ok(message) => Ok(Some(message)),
+        Err(error) if error.kind() == DirectGetErrorKind::NotFound => Ok(None),
+        Err(error) => Err(BrokerError::operation(format!(
+            "read the last of {subject}"
+        ))(error)),
+    }
+}
+
 /// Returns the message of a sequence, as the stream's leader has it.
 ///
 /// # Errors

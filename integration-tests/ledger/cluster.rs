@@ -102,6 +102,43 @@ async fn a_server_that_lags_behind_costs_no_message_and_leaves_no_execution_behi
 }
 
 #[tokio::test]
+async fn a_batch_is_paused_resumed_and_cancelled_whole_while_a_server_does_not_answer() {
+    const COUNT: usize = 120;
+    let lab = Lab::start(three_of_everything()).await;
+    // No node has the label.
+    let line = json!({"id": "rests", "batch": "rests", "program": "synthetic@1",
+        "array": {"count": COUNT}, "requires": {"labels": {"no": "where"}},
+        "params": {"capsules": 3}});
+    lab.publish_text(&line.to_string()).await;
+    let count =
+        |phase: &str| format!("SELECT count(*) FROM execution_summary WHERE phase = '{phase}'");
+    let reach = async |phase: &'static str| {
+        until("the batch is so as a whole", async || {
+            let found = lab.count(count(phase)).await;
+            (usize::try_from(found).ok()? == COUNT).then_some(())
+        })
+        .await;
+    };
+    reach("pending").await;
+    // It keeps its connections, and a third of what any copy may answer is asked of it.
+    let follower = (leader(&lab).await + 1) % 3;
+    let lag = Lag::of(pid_of(&lab, follower)).unwrap();
+    for (verb, phase) in [
+        ("pause", "paused"),
+        ("resume", "pending"),
+        ("pause", "paused"),
+        ("cancel", "cancelled"),
+    ] {
+        let ran = run(lab.command(&["batch", verb, "rests", "--json"])).await;
+        let said: serde_json::Value = serde_json::from_str(&ran.expect(0).stdout).unwrap();
+        assert_eq!(said["done"], COUNT, "{verb}: {said}");
+        reach(phase).await;
+    }
+    drop(lag);
+    lab.end().await;
+}
+
+#[tokio::test]
 async fn executions_go_on_while_the_leader_is_killed_frozen_and_started_again() {
     let mut lab = Lab::start(three_of_everything()).await;
     let count = submit(&lab, 2, 60).await;

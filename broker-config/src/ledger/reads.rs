@@ -20,6 +20,22 @@ impl Ledger {
         self.last_of(&subjects::ledger(tenant, execution)).await
     }
 
+    /// Returns the last message of an execution's ledger as some copy has it. It may be old: it decides
+    /// nothing but what is appended behind it.
+    ///
+    /// # Errors
+    /// As [`Ledger::last`].
+    pub async fn glimpse(
+        &self,
+        tenant: &Tenant,
+        execution: ExecutionId,
+    ) -> Result<Option<Entry>, BrokerError> {
+        let subject = subjects::ledger(tenant, execution);
+        let before = self.broker.connection();
+        let last = leader::glimpse(self.stream().await?, &subject).await?;
+        last.map(|message| self.seen(message, before)).transpose()
+    }
+
     /// Returns the last message. `known` says whether it is as new as the caller knows that it must
     /// be. If not, it is read again for half a second: then the broker has lost what is known.
     ///

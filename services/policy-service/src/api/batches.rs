@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
 use async_nats::jetstream::stream::RawMessageErrorKind;
-use fiec_broker::BrokerError;
+use fiec_broker::{BrokerError, Entry};
 use fiec_schemas::messages::{BatchReply, BatchRequest, BatchVerb, Untaken};
 use fiec_schemas::{
     BatchId, BatchName, ExecutionId, ExecutionState, Glance, LedgerMessage, PhaseKind, RequestKind,
@@ -36,6 +36,8 @@ const SILENCE: Duration = Duration::from_secs(5);
 /// Longest wait for submissions without ledgers, and the interval of the checks.
 const PATIENCE: Duration = Duration::from_millis(1_000);
 const LOOK: Duration = Duration::from_millis(20);
+/// Time in which a copy of the ledgers answers.
+const GLIMPSE: Duration = Duration::from_millis(100);
 /// Most reasons that an answer names.
 const REASONS: usize = 5;
 
@@ -193,7 +195,7 @@ impl Api {
     }
 
     async fn change_member(&self, asked: Asked<'_>, id: ExecutionId) -> Fate {
-        let entry = match self.effects.ledger.last(asked.tenant, id).await {
+        let entry = match self.member(asked, id).await {
             Ok(Some(entry)) => entry,
             Ok(None) => return Fate::Gone,
             Err(error) => return Fate::Failed(None, error.into()),
@@ -219,6 +221,29 @@ impl Api {
             Err(refusal) if refusal.is_moot() => Fate::Unconcerned(phase),
             Err(refusal) => Fate::Failed(Some(phase), refusal),
         }
+    }
+
+    /// The last message of a member. Some copy's word suffices if there is something to change: the
+    /// change is refused if that word is old. That there is nothing to do, only the leader says, and it
+    /// is asked also if a copy does not answer at once.
+    async fn member(
+        &self,
+        asked: Asked<'_>,
+        id: ExecutionId,
+    ) -> Result<Option<Entry>, BrokerError> {
+        let glimpse = self.effects.ledger.glimpse(asked.tenant, id);
+        let entry = tokio::time::timeout(GLIMPSE, glimpse).await;
+        let entry = entry.ok().and_then(Result::ok).flatten();
+        let changes = |entry: &Entry| {
+            let state = &entry.message.state;
+            // What is resumed only for its parts is not appended to itself.
+            let itself = is_paused(state) || !matches!(asked.change, Change::Resume);
+            itself && matches!(concern(asked.change, state), Concern::Change)
+        };
+        if let Some(entry) = entry.filter(changes) {
+            return Ok(Some(entry));
+        }
+        self.effects.ledger.last(asked.tenant, id).await
     }
 
     /// Waits up to `patience` until the tenant's queued messages up to `upto` have become ledgers.
