@@ -66,6 +66,8 @@ SELECT e.id                                             AS execution,
        e.rebindings,
        e.pressure_rebindings,
        e.crashes,
+       e.node_faults,
+       e.infrastructure_faults,
        e.commits,
        e.state_bytes,
        e.last_state_bytes,
@@ -82,6 +84,8 @@ SELECT e.id                                             AS execution,
        e.requested_by,
        e.result,
        e.failure,
+       e.fault,
+       e.fault_owner,
        e.stderr_tail,
        fiec_joules(e.host_uj)                           AS host_joules,
        fiec_joules(e.device_uj)                         AS device_joules,
@@ -92,7 +96,7 @@ SELECT e.id                                             AS execution,
        END                                              AS energy_coverage
 FROM executions e;
 
-COMMENT ON VIEW execution_summary IS 'waited, age, ran: by the broker''s clock; of an execution that has not ended, age and ran end by PostgreSQL''s clock; crashes: of its whole life, of which only those since the last commit count against retries';
+COMMENT ON VIEW execution_summary IS 'waited, age, ran: by the broker''s clock; of an execution that has not ended, age and ran end by PostgreSQL''s clock; crashes: of its whole life, of which only those since the last commit count against retries; node_faults, infrastructure_faults: of its whole life, they never count; fault_owner: program, node, infrastructure or submission';
 
 -- One row for each batch. A batch that was submitted by name has one; the lines of one message, and
 -- the elements of an array, are a batch without a name.
@@ -206,6 +210,40 @@ LEFT JOIN LATERAL (
     LIMIT 1
 ) u ON true
 WHERE p.kind = 'parked';
+
+-- ---------------------------------------------------------------------------------------------------
+-- Faults
+
+-- Each fault of an execution: where, what, and whose it was. Only crashes of the program count
+-- against retries. A worker that goes away says nothing: its placement ends as lost.
+CREATE OR REPLACE VIEW execution_faults AS
+SELECT v.at,
+       v.execution,
+       e.client_id,
+       e.tenant,
+       v.epoch,
+       v.node,
+       v.fault_owner                                    AS owner,
+       v.fault,
+       v.kind                                           AS event,
+       v.detail
+FROM execution_events v
+JOIN executions e ON e.id = v.execution
+WHERE v.fault IS NOT NULL
+UNION ALL
+SELECT p.ended_at,
+       p.execution,
+       e.client_id,
+       e.tenant,
+       p.epoch,
+       p.node,
+       'node',
+       'worker_died',
+       'lost',
+       'the worker went away while it computed'
+FROM placements p
+JOIN executions e ON e.id = p.execution
+WHERE p.end_reason = 'lost' AND p.started_at IS NOT NULL;
 
 -- ---------------------------------------------------------------------------------------------------
 -- Deadlines

@@ -1,6 +1,6 @@
--- What failed, why, and what did the program say at its end?
+-- What failed, whose fault was it, why, and what did the program say at its end?
 SELECT finished_at, coalesce(client_id, execution::text) AS execution, program, node, crashes,
-       failure, stderr_tail
+       fault_owner, fault, failure, stderr_tail
 FROM execution_summary
 WHERE phase = 'failed'
 ORDER BY finished_at DESC

@@ -263,13 +263,13 @@ fn nothing_follows_the_end() {
 fn epochs_grow_by_one_and_are_started_once() {
     let mut forger = computing();
     let change = json!({"epoch": 3, "phase": phase("bound", "n2"), "totals":
-        {"commits": 1, "state_bytes": 10, "compute_us": 5, "rebindings": 1}});
+        {"commits": 1, "state_bytes": 10, "compute_us": 5, "rebindings": 1, "node_faults": 1}});
     forger.say(POLICY, &[bound(3, "n2", "lost")], &change);
     assert_eq!(forger.judged(), [Rule::Epochs]);
     // The binding before the last one.
     let mut forger = computing();
     let change = json!({"epoch": 2, "phase": phase("bound", "n2"), "totals":
-        {"commits": 1, "state_bytes": 10, "compute_us": 5, "rebindings": 1}});
+        {"commits": 1, "state_bytes": 10, "compute_us": 5, "rebindings": 1, "node_faults": 1}});
     forger.say(POLICY, &[bound(2, "n2", "lost")], &change);
     let started = json!({"type": "started", "epoch": 1});
     forger.say(
@@ -346,6 +346,10 @@ fn a_state_is_what_its_events_come_to() {
         (
             "totals",
             json!({"commits": 3, "state_bytes": 20, "compute_us": 10}),
+        ),
+        (
+            "totals",
+            json!({"commits": 2, "state_bytes": 20, "compute_us": 10, "node_faults": 1}),
         ),
     ];
     for (field, value) in wrong {

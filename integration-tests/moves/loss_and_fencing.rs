@@ -178,7 +178,7 @@ async fn a_program_that_keeps_crashing_fails_with_its_stderr_after_its_retries()
 
     let last = lab.journal.ended(lab.id("always"), "failed").await;
     let failed = last.message.events.iter().find_map(|event| match event {
-        Event::Failed { reason, stderr } => Some((reason.clone(), stderr.clone())),
+        Event::Failed { reason, stderr, .. } => Some((reason.clone(), stderr.clone())),
         _ => None,
     });
     let (reason, stderr) = failed.unwrap();

@@ -7,6 +7,7 @@ mod stage;
 
 mod confirmed_requests;
 mod devices;
+mod faults;
 mod gangs;
 mod holdings;
 mod leaving;

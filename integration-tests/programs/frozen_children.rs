@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 
 use crate::stage::{Lab, Line, args, digest_of, proc, undisturbed_synthetic, until, workers};
-use fiec_schemas::Event;
+use fiec_schemas::{Cause, Event, Fault};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
@@ -18,6 +18,17 @@ sleep 0.02
 echo "$count" > "$FIEC_STATE_DIR/count"
 if [ "$count" -lt "$steps" ]; then exit 85; fi
 "#;
+
+/// Why a line gives its binding back, if that is because of a frozen child.
+fn frozen(line: &Line) -> Option<String> {
+    line.message.events.iter().find_map(|event| match event {
+        Event::Yielded {
+            cause: Cause::NotTaken { reason, fault },
+            ..
+        } if fault.as_deref() == Some(&Fault::Frozen) => Some(reason.clone()),
+        _ => None,
+    })
+}
 
 #[tokio::test]
 async fn a_child_that_is_stopped_loses_its_slot_once_its_boundary_is_overdue() {
@@ -62,17 +73,14 @@ async fn a_child_that_is_stopped_loses_its_slot_once_its_boundary_is_overdue() {
     kill_process(pid, Signal::STOP).unwrap();
 
     let other = lab.publish("next", "counts@1", &json!({"steps": 3})).await;
-    let failed = lab.journal.ended(id, "failed").await;
-    let reason = failed.message.events.iter().find_map(|event| match event {
-        Event::Failed { reason, .. } => Some(reason.clone()),
-        _ => None,
-    });
-    let reason = reason.unwrap();
+    let reason = lab.journal.find(id, "it is given back", frozen).await;
     assert!(
         reason.contains("boundary_ms") && reason.contains("frozen"),
         "{reason}"
     );
     lab.journal.ended(other, "completed").await;
+    lab.fiec(&["cancel", "frozen"]).await.expect(0);
+    lab.journal.ended(id, "cancelled").await;
     until("the frozen child is gone", async || {
         (!proc::is_alive(child)).then_some(())
     })
@@ -81,13 +89,13 @@ async fn a_child_that_is_stopped_loses_its_slot_once_its_boundary_is_overdue() {
 }
 
 #[tokio::test]
-async fn a_child_without_a_limit_that_is_stopped_counts_as_crashed_and_nothing_is_lost() {
+async fn a_child_without_a_limit_that_is_stopped_costs_no_attempt_and_nothing_is_lost() {
     let mut lab = Lab::start(workers(1)).await;
     let params = json!({"capsules": 600, "rest_us": 5_000, "state_bytes": 4_096});
     let id = lab
         .publish_json(
             &json!({"id": "stopped", "program": "synthetic@1", "params": params,
-            "commit": {"every": 10}}),
+            "commit": {"every": 10}, "retries": 0}),
         )
         .await;
     let node = lab.journal.computing(id, 3).await;
@@ -95,15 +103,11 @@ async fn a_child_without_a_limit_that_is_stopped_counts_as_crashed_and_nothing_i
         let pid = Pid::from_raw(i32::try_from(child).unwrap()).unwrap();
         kill_process(pid, Signal::STOP).unwrap();
     }
-    let is_crash = |line: &Line| {
-        line.message.events.iter().find_map(|event| match event {
-            Event::Crashed { exit, .. } => Some(exit.clone()),
-            _ => None,
-        })
-    };
-    let exit = lab.journal.find(id, "it counts as crashed", is_crash).await;
-    assert!(exit.contains("stopped for 8 s"), "{exit}");
+    let reason = lab.journal.find(id, "it is given back", frozen).await;
+    assert!(reason.contains("stopped for 8 s"), "{reason}");
     let last = lab.journal.ended(id, "completed").await;
+    let totals = last.message.state.totals;
+    assert_eq!((totals.crashes, totals.node_faults), (0, 1));
     assert_eq!(digest_of(&last), undisturbed_synthetic(&params).await);
     lab.stop().await;
 }

@@ -73,7 +73,7 @@ fn allowing(mut options: ClusterOptions, pattern: &str) -> ClusterOptions {
 
 fn failure(line: &Line) -> (String, String) {
     let found = line.message.events.iter().find_map(|event| match event {
-        Event::Failed { reason, stderr } => Some((reason.clone(), stderr.clone())),
+        Event::Failed { reason, stderr, .. } => Some((reason.clone(), stderr.clone())),
         _ => None,
     });
     found.unwrap()

@@ -197,7 +197,10 @@ fn orders_of_the_rust_kit_are_understood_in_python() {
     );
     program.order(&data(none, Some("no such object".to_owned()), true), &[]);
     let (failed, _) = program.next();
-    let Report::Failed { permanent, reason } = failed else {
+    let Report::Failed {
+        permanent, reason, ..
+    } = failed
+    else {
         panic!("{failed:?}");
     };
     assert!(permanent && reason.contains("no such object"), "{reason}");

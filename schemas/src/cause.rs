@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::fault::Fault;
 use crate::hardware::{Reading, Signal, Threshold};
 use crate::ids::{ExecutionId, NodeId, Timestamp};
 use crate::scheduling::Rule;
@@ -38,6 +39,10 @@ tagged! { "kind", "Cause", CauseKind,
         NotTaken {
             /// The reason.
             reason: String,
+            /// What stopped it. Absent if it is nobody's fault, and in the binding after a refusal,
+            /// which has it.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            fault: Option<Box<Fault>>,
         },
         /// Its ledger says that its node computes it, but the node does not hold it.
         Orphaned {
@@ -127,7 +132,7 @@ impl Cause {
             Cause::Operator { who } => format!("asked for by {who}"),
             Cause::Drain { who } => format!("node is draining, asked for by {who}"),
             Cause::Lost { silent_ms } => format!("node was silent for {silent_ms} ms"),
-            Cause::NotTaken { reason } => format!("node did not take it: {reason}"),
+            Cause::NotTaken { reason, .. } => format!("node did not take it: {reason}"),
             Cause::Orphaned { reason } => format!("nobody held it: {reason}"),
             Cause::Resumed => "resumed after a pause".to_owned(),
             Cause::Balance => "another node had a free slot".to_owned(),

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 pub use crate::cause::{Candidate, Cause, CauseKind, Decision, Entrusted, Evidence};
 use crate::energy::{Energy, EnergyTotals};
+use crate::fault::Fault;
 use crate::ids::{
     BatchId, BoundaryIndex, Digest, Epoch, ExecutionId, InstanceId, NodeId, Ordinal, Sequence,
     Tenant, Timestamp,
@@ -131,6 +132,9 @@ tagged! { "type", "Event", EventKind,
             reason: String,
             /// Slots that the node could offer.
             offer: u32,
+            /// What stopped it. Absent if it is nobody's fault, or if an earlier version wrote this.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            fault: Option<Box<Fault>>,
         },
         /// The execution pauses until somebody resumes it.
         Paused {
@@ -213,6 +217,9 @@ tagged! { "type", "Event", EventKind,
             stderr: String,
             /// Pause before the next attempt, in ms.
             backoff_ms: u64,
+            /// How it ended: a fault of the program. Absent if an earlier version wrote this.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            fault: Option<Box<Fault>>,
         },
         /// The execution has completed.
         Completed {
@@ -286,6 +293,9 @@ tagged! { "type", "Event", EventKind,
             /// The end of the program's output to stderr.
             #[serde(default, skip_serializing_if = "String::is_empty")]
             stderr: String,
+            /// What ended it. Absent if an earlier version wrote this.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            fault: Option<Box<Fault>>,
         },
         /// Somebody cancelled the execution.
         Cancelled {
@@ -594,6 +604,12 @@ pub struct Totals {
     /// All crashes of the program.
     #[serde(default, skip_serializing_if = "none64")]
     pub crashes: u64,
+    /// Faults of nodes: what they could not start or go on with, and workers that went away.
+    #[serde(default, skip_serializing_if = "none64")]
+    pub node_faults: u64,
+    /// Faults of the broker and of what is stored in it.
+    #[serde(default, skip_serializing_if = "none64")]
+    pub infrastructure_faults: u64,
     /// Computing time up to the last commit, in µs.
     #[serde(default, skip_serializing_if = "none64")]
     pub compute_us: u64,

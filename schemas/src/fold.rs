@@ -27,6 +27,7 @@ use crate::energy::EnergyTotals;
 use crate::event::{
     BatchPlace, Binding, Cause, Event, ExecutionState, Left, Phase, Requested, StatePlace, Totals,
 };
+use crate::fault::{FaultKind, Owner};
 use crate::ids::{BoundaryIndex, Digest, ExecutionId, Sequence, Tenant, Timestamp};
 use crate::limits::INLINE_SUBMISSION_LIMIT;
 use crate::programs::TileRange;
@@ -186,6 +187,13 @@ impl ExecutionState {
 
     fn apply(&mut self, event: &Event, at: Timestamp) -> Result<(), TransitionError> {
         self.crashes_since_commit = event.crashes_after(self.crashes_since_commit);
+        match event.fault(&self.phase).map(FaultKind::owner) {
+            Some(Owner::Node) => self.totals.node_faults += 1,
+            Some(Owner::Infrastructure) => self.totals.infrastructure_faults += 1,
+            // Crashes of the program are counted as such. Nothing is tried again after a fault of
+            // the submission.
+            Some(Owner::Program | Owner::Submission) | None => {}
+        }
         match event {
             Event::Submitted => {
                 if self.ordinal != 1 {

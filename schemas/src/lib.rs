@@ -10,6 +10,7 @@ pub mod duty;
 pub mod energy;
 pub mod envelope;
 pub mod event;
+pub mod fault;
 pub mod fold;
 mod glance;
 pub mod hardware;
@@ -41,6 +42,7 @@ pub use event::{
     EventKind, Evidence, ExecutionState, LedgerMessage, Output, Phase, PhaseKind, RequestKind,
     ResultObject, StatePlace,
 };
+pub use fault::{Fault, FaultKind, Owner, StartError};
 pub use fold::TransitionError;
 pub use glance::Glance;
 pub use hardware::{

@@ -8,6 +8,7 @@
 
 use crate::cause::{Candidate, Cause, Decision, Evidence};
 use crate::event::{Event, Output};
+use crate::fault::Fault;
 use crate::hardware::Reading;
 
 /// Longest `Fiec-Event` header in bytes. The broker refuses header blocks of 64 KiB.
@@ -148,7 +149,11 @@ fn fit_event(event: &mut Event) {
         Event::Yielded { cause, .. }
         | Event::Parked { cause, .. }
         | Event::SteppedBack { cause, .. } => fit_cause(cause),
-        Event::Refused { reason, .. } | Event::Unparked { reason, .. } => cut(reason, REASON_LIMIT),
+        Event::Refused { reason, fault, .. } => {
+            cut(reason, REASON_LIMIT);
+            fit_fault(fault);
+        }
+        Event::Unparked { reason, .. } => cut(reason, REASON_LIMIT),
         Event::Paused { who }
         | Event::Resumed { who }
         | Event::Cancelled { who }
@@ -161,13 +166,24 @@ fn fit_event(event: &mut Event) {
                 cut(&mut device.uuid, WORD_LIMIT);
             }
         }
-        Event::Crashed { exit, stderr, .. } => {
+        Event::Crashed {
+            exit,
+            stderr,
+            fault,
+            ..
+        } => {
             cut(exit, REASON_LIMIT);
             cut_front(stderr, STDERR_LIMIT);
+            fit_fault(fault);
         }
-        Event::Failed { reason, stderr } => {
+        Event::Failed {
+            reason,
+            stderr,
+            fault,
+        } => {
             cut(reason, REASON_LIMIT);
             cut_front(stderr, STDERR_LIMIT);
+            fit_fault(fault);
         }
         Event::Verified { by, .. } => by.truncate(NODES_LIMIT),
     }
@@ -180,14 +196,23 @@ fn fit_cause(cause: &mut Cause) {
         Cause::Operator { who } | Cause::Drain { who } | Cause::Revoked { who, .. } => {
             cut(who, WORD_LIMIT);
         }
-        Cause::NotTaken { reason }
-        | Cause::Corrupt { reason, .. }
+        Cause::NotTaken { reason, fault } => {
+            cut(reason, REASON_LIMIT);
+            fit_fault(fault);
+        }
+        Cause::Corrupt { reason, .. }
         | Cause::Preempted { reason, .. }
         | Cause::Reallocated { reason, .. }
         | Cause::Asked { reason }
         | Cause::Unviable { reason }
         | Cause::Orphaned { reason }
         | Cause::PartFailed { reason, .. } => cut(reason, REASON_LIMIT),
+    }
+}
+
+fn fit_fault(fault: &mut Option<Box<Fault>>) {
+    if let Some(Fault::CannotStart { command, .. }) = fault.as_deref_mut() {
+        cut(command, WORD_LIMIT);
     }
 }
 

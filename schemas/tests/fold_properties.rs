@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use fiec_schemas::scheduling::{Adjustment, Keep};
 use fiec_schemas::{
-    BoundaryEvent, Cause, Decision, Digest, Entrusted, Event, ExecutionId, ExecutionState,
-    InstanceId, LedgerMessage, NodeId, Phase, RequestKind, StatePlace, Submission, Tenant,
-    Timestamp,
+    BoundaryEvent, Cause, Decision, Digest, Entrusted, Event, ExecutionId, ExecutionState, Fault,
+    InstanceId, LedgerMessage, NodeId, Phase, RequestKind, StartError, StatePlace, Submission,
+    Tenant, Timestamp,
 };
 use proptest::prelude::*;
 use uuid::Uuid;
@@ -67,7 +67,8 @@ fn any_event() -> impl Strategy<Value = Event> {
         }),
         Just(Event::Refused {
             reason: "full".to_owned(),
-            offer: 0
+            offer: 0,
+            fault: None,
         }),
         Just(Event::Paused {
             who: "me".to_owned()
@@ -101,7 +102,8 @@ fn any_event() -> impl Strategy<Value = Event> {
             attempt: 1,
             exit: "status 1".to_owned(),
             stderr: String::new(),
-            backoff_ms: 200
+            backoff_ms: 200,
+            fault: None,
         }),
         Just(Event::Completed {
             result: serde_json::Value::Null,
@@ -113,7 +115,8 @@ fn any_event() -> impl Strategy<Value = Event> {
         }),
         Just(Event::Failed {
             reason: "no".to_owned(),
-            stderr: String::new()
+            stderr: String::new(),
+            fault: None,
         }),
         Just(Event::Computed {
             result: serde_json::Value::Null,
@@ -328,4 +331,78 @@ fn a_binding_may_be_taken_from_a_started_node_only_when_it_is_lost() {
             .after(&[bound(2, Cause::Lost { silent_ms: 6_000 })], "t", at, None)
             .is_ok()
     );
+}
+
+#[test]
+fn a_fault_of_a_node_costs_no_attempt() {
+    let at = Timestamp::from_micros(5_000_000);
+    let bound = |epoch, cause| Event::Bound {
+        epoch,
+        node: NodeId::new("n1").unwrap(),
+        instance: InstanceId(Uuid::from_u128(1)),
+        substrate: "host".to_owned(),
+        cause,
+        decision: None,
+    };
+    let started = |epoch| Event::Started {
+        epoch,
+        computing_since: at,
+    };
+    let fault = |fault| Some(Box::new(fault));
+    let cannot_start = || {
+        fault(Fault::CannotStart {
+            command: "python3".to_owned(),
+            error: StartError::NotFound,
+        })
+    };
+    let refused = |fault| Event::Refused {
+        reason: "no".to_owned(),
+        offer: 1,
+        fault,
+    };
+    let not_taken = |fault| Cause::NotTaken {
+        reason: "no".to_owned(),
+        fault,
+    };
+    let yielded = |cause| Event::Yielded {
+        cause,
+        computed_until: at,
+    };
+    let crashed = Event::Crashed {
+        attempt: 1,
+        exit: "exit status 1".to_owned(),
+        stderr: String::new(),
+        backoff_ms: 0,
+        fault: fault(Fault::Exited { status: 1 }),
+    };
+    let lost = || Cause::Lost { silent_ms: 5_000 };
+    let mut state = unborn();
+    // Crashes, faults of nodes, faults of the infrastructure.
+    for (events, counted) in [
+        (vec![Event::Submitted, bound(1, Cause::Initial)], (0, 0, 0)),
+        (vec![refused(cannot_start())], (0, 1, 0)),
+        // The binding after a refusal does not tell its fault once more.
+        (vec![bound(2, not_taken(cannot_start()))], (0, 1, 0)),
+        (vec![refused(None)], (0, 1, 0)),
+        (
+            vec![bound(3, not_taken(None)), started(3), crashed],
+            (1, 1, 0),
+        ),
+        (vec![yielded(not_taken(fault(Fault::DiskFull)))], (1, 2, 0)),
+        (vec![bound(4, Cause::Initial)], (1, 2, 0)),
+        // Nothing was computed on a node that went away before it started.
+        (vec![bound(5, lost()), started(5)], (1, 2, 0)),
+        (vec![bound(6, lost()), started(6)], (1, 3, 0)),
+        (vec![yielded(not_taken(fault(Fault::Broker)))], (1, 3, 1)),
+    ] {
+        state = state.after(&events, "t", at, None).unwrap();
+        let totals = &state.totals;
+        let found = (
+            totals.crashes,
+            totals.node_faults,
+            totals.infrastructure_faults,
+        );
+        assert_eq!(found, counted, "{events:?}");
+    }
+    assert_eq!(state.crashes_since_commit, 1);
 }

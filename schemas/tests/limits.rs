@@ -18,9 +18,9 @@ use fiec_schemas::scheduling::{Adjustment, Deadline, Keep, OnMiss, Parked, Rule}
 use fiec_schemas::spread::{PARTS_LIMIT, Part, Spreading};
 use fiec_schemas::{
     BatchId, BatchPlace, Binding, BoundaryEvent, Candidate, Cause, Contract, Decision, Digest,
-    Event, Evidence, ExecutionId, ExecutionState, InstanceId, LedgerMessage, NodeId, Output, Phase,
-    Reading, RequestKind, ResultObject, Signal, StatePlace, Submission, Tenant, Threshold,
-    Timestamp,
+    Event, Evidence, ExecutionId, ExecutionState, Fault, InstanceId, LedgerMessage, NodeId, Output,
+    Phase, Reading, RequestKind, ResultObject, Signal, StartError, StatePlace, Submission, Tenant,
+    Threshold, Timestamp,
 };
 use serde_json::Value;
 use uuid::Uuid;
@@ -87,6 +87,14 @@ fn pressure() -> Cause {
     }
 }
 
+/// The longest fault.
+fn fault() -> Option<Box<Fault>> {
+    Some(Box::new(Fault::CannotStart {
+        command: long(),
+        error: StartError::NotExecutable,
+    }))
+}
+
 fn decision() -> Decision {
     let candidate = Candidate {
         node: node(),
@@ -133,7 +141,10 @@ fn causes() -> Vec<Cause> {
         Cause::Lost {
             silent_ms: u64::MAX,
         },
-        Cause::NotTaken { reason: reason() },
+        Cause::NotTaken {
+            reason: reason(),
+            fault: fault(),
+        },
         Cause::Resumed,
         Cause::Balance,
         Cause::Corrupt {
@@ -273,6 +284,7 @@ fn crashed() -> Event {
         exit: long(),
         stderr: long(),
         backoff_ms: u64::MAX,
+        fault: fault(),
     }
 }
 
@@ -280,6 +292,7 @@ fn failed() -> Event {
     Event::Failed {
         reason: long(),
         stderr: long(),
+        fault: fault(),
     }
 }
 
@@ -319,6 +332,7 @@ fn every_event() -> Vec<Event> {
         Event::Refused {
             reason: long(),
             offer: u32::MAX,
+            fault: fault(),
         },
         Event::Paused { who: long() },
         Event::Resumed { who: long() },
@@ -500,6 +514,8 @@ fn state() -> ExecutionState {
         rebindings: u64::MAX,
         pressure: u64::MAX,
         crashes: u64::MAX,
+        node_faults: u64::MAX,
+        infrastructure_faults: u64::MAX,
         compute_us: u64::MAX,
         steps_back: u64::MAX,
         energy: Some(EnergyTotals {

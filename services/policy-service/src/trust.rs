@@ -12,7 +12,7 @@ use fiec_policy::verify::Named;
 use fiec_schemas::messages::{ControlRequest, NodeEventKind, Record};
 use fiec_schemas::trust::{Quarantine, Quarantined, Released, Verdict, VerifiedUpTo};
 use fiec_schemas::{
-    Cause, Contract, Digest, Event, ExecutionId, ExecutionState, InstanceId, NodeId, Phase,
+    Cause, Contract, Digest, Event, ExecutionId, ExecutionState, Fault, InstanceId, NodeId, Phase,
     StatePlace, Tenant, TransitionError, subjects,
 };
 
@@ -345,6 +345,7 @@ impl Effects {
                     events = vec![Event::Failed {
                         reason: format!("{}; it cannot go back for that: {rule}", cause.in_words()),
                         stderr: String::new(),
+                        fault: Some(Box::new(Fault::Corrupt)),
                     }];
                     body = Bytes::new();
                     draft(events.clone())?

@@ -4,7 +4,7 @@ mod world;
 
 use fiec_policy::{Action, Config, ControlOutcome, Input, ProbeOutcome, YieldRefusal};
 use fiec_schemas::messages::ControlRequest;
-use fiec_schemas::{Cause, Event, Phase};
+use fiec_schemas::{Cause, Event, Fault, Phase};
 use world::World;
 
 fn bound_to(action: &Action) -> Option<String> {
@@ -287,9 +287,42 @@ fn nodes_that_refuse_an_execution_again_and_again_are_asked_less_and_less_often(
         assert!(matches!(w.phase(1), Phase::Pending), "for {wait} ms");
         w.pass(500);
     }
-    // Once started, the count of refusals is reset.
+    // With a commit the count begins again.
     assert!(matches!(w.phase(1), Phase::Bound(_)));
+    let node = w.node_of(1);
     w.start(1);
+    w.commit(1, 1, "a");
+    w.give_back(1, Fault::DiskFull);
+    w.pass(100);
+    assert_ne!(w.node_of(1), node);
+    w.start(1);
+    w.give_back(1, Fault::DiskFull);
+    w.pass(1_500);
+    assert!(matches!(w.phase(1), Phase::Pending));
+    w.pass(600);
+    assert!(matches!(w.phase(1), Phase::Bound(_)));
+}
+
+#[test]
+fn a_node_that_gives_back_what_it_cannot_go_on_with_is_asked_less_and_less_often() {
+    let mut w = World::new(2);
+    w.submit_and_store(1);
+    for wait in [2_000, 4_000, 8_000, 16_000] {
+        for _ in 0..2 {
+            assert!(matches!(w.phase(1), Phase::Bound(_)));
+            w.start(1);
+            w.give_back(1, Fault::DiskFull);
+            w.pass(100);
+        }
+        assert!(matches!(w.phase(1), Phase::Pending), "both are left alone");
+        w.pass(wait - 600);
+        assert!(matches!(w.phase(1), Phase::Pending), "for {wait} ms");
+        w.pass(500);
+    }
+    let Some(Cause::NotTaken { reason, fault }) = w.last_cause(1) else {
+        panic!("bound for another reason")
+    };
+    assert_eq!((reason.as_str(), fault), ("no", None));
 }
 
 #[test]

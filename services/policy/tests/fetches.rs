@@ -123,7 +123,7 @@ fn a_fetch_that_stops_is_given_the_usual_time_and_then_bound_elsewhere() {
         (usual - 1_500..usual + 1_500).contains(&waited),
         "{waited} ms"
     );
-    let Some(Cause::NotTaken { reason }) = w.last_cause(1) else {
+    let Some(Cause::NotTaken { reason, .. }) = w.last_cause(1) else {
         unreachable!()
     };
     assert!(reason.contains("of its state arrived"), "{reason}");

@@ -397,6 +397,7 @@ fn yield_place(w: &mut World, n: u64) {
     let yielded = Event::Yielded {
         cause: Cause::NotTaken {
             reason: "its gang g could not start in full".into(),
+            fault: None,
         },
         computed_until: at,
     };

@@ -373,6 +373,7 @@ impl Race {
             (Phase::Bound(_), 0) => vec![Event::Refused {
                 reason: "full".into(),
                 offer: 0,
+                fault: None,
             }],
             (Phase::Bound(_), 1) => vec![Event::Paused { who: "ann".into() }],
             (Phase::Bound(_), 2..6) => vec![Event::Started {

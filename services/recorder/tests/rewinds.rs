@@ -95,7 +95,11 @@ async fn a_start_that_was_lost_is_withdrawn() {
                 .unwrap(),
         );
         let reason = by("not started");
-        let anew = vec![bound(2, "b", Cause::NotTaken { reason })];
+        let cause = Cause::NotTaken {
+            reason,
+            fault: None,
+        };
+        let anew = vec![bound(2, "b", cause)];
         items.push(kept.append(anew, "policy/p", at(2), 2).unwrap());
         record(&db.pool, items, at_once).await;
         let found = words(&db.pool, PLACEMENTS).await;

@@ -14,7 +14,7 @@ use crate::support::{database, number, rows, words};
 
 /// Each migration with the BLAKE3-256 of its file. Add a line for a new one. Never change a line: each
 /// database remembers what it was made by, and refuses another text.
-const RELEASED: [(&str, &str); 6] = [
+const RELEASED: [(&str, &str); 7] = [
     (
         "0001_executions.sql",
         "84701e9968da87be666aa380960eea2ccc57f9ae3b3bcb0ef06902fc3755d1fa",
@@ -38,6 +38,10 @@ const RELEASED: [(&str, &str); 6] = [
     (
         "0006_rewound_placements.sql",
         "94daf08e323298d5644031d65d8d4356d80fa910e8d42616e8a3d44b44d8d8e2",
+    ),
+    (
+        "0007_faults.sql",
+        "abab2d7bc9152fad7ef1c924d11f9198ebe79d16519dede75f7819530aedf5a7",
     ),
 ];
 

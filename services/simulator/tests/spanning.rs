@@ -50,6 +50,7 @@ impl Broken {
                         *events = vec![Event::Failed {
                             reason: "out of spite".into(),
                             stderr: String::new(),
+                            fault: None,
                         }];
                     }
                 }

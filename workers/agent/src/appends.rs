@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fiec_broker::{AppendError, BrokerError, Draft, Tip, store};
-use fiec_schemas::{Digest, Event};
+use fiec_schemas::{Digest, Event, Fault};
 use futures_util::future::join_all;
 
 use crate::ended::End;
@@ -282,6 +282,7 @@ impl Runner {
             self.staged.push_back(Message::of(vec![Event::Failed {
                 reason,
                 stderr: String::new(),
+                fault: Some(Box::new(Fault::WorkerPanicked)),
             }]));
         }
     }

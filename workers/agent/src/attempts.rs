@@ -5,20 +5,23 @@ use std::sync::Arc;
 use bytes::Bytes;
 use fiec_broker::{BrokerError, Tip, store};
 use fiec_kit::frames::{self, Order, Run};
+use fiec_kit::start::NotStarted;
 use fiec_schemas::event::ExecutionState;
 use fiec_schemas::limits::{self, REASON_LIMIT};
 use fiec_schemas::package::Grant;
 use fiec_schemas::subjects::INLINE_STATE_LIMIT;
-use fiec_schemas::{Event, Submission};
+use fiec_schemas::{Event, Fault, Owner, Submission};
 use tokio::time::Instant;
 
 use crate::ahead;
 use crate::child_process::Child;
+use crate::endings::{Exit, Loss};
 use crate::large;
 use crate::message::{Message, backoff};
 use crate::missing;
+use crate::packages::Package;
 use crate::pending_order::PendingOrder;
-use crate::runner::{Runner, Wait};
+use crate::runner::{Heard, Runner, Wait};
 use crate::shared::Shared;
 use crate::spread::{self, Returning, Sharing};
 
@@ -146,7 +149,7 @@ impl Runner {
         let (state, returning) = match fetched.and_then(|state| Ok((state, returning?))) {
             Ok((_, Some(Returning::NotYet))) => return Box::pin(self.waits_on()).await,
             Ok((_, Some(Returning::Never(reason)))) => {
-                return Box::pin(self.fail_now(reason)).await;
+                return Box::pin(self.fail_now(Fault::DataLost, reason)).await;
             }
             Ok((state, Some(Returning::Part(merge, part)))) => (state, Some((merge, part))),
             Ok((state, None)) => (state, None),
@@ -163,9 +166,7 @@ impl Runner {
         self.take_memory_back();
         let mut child = match taken {
             Ok(child) => child,
-            Err(error) => {
-                return self.crashed(format!("cannot start a child: {error}"), String::new());
-            }
+            Err(error) => return Box::pin(self.not_started(error)).await,
         };
         let told = package.as_ref().map(|p| p.told.clone());
         let mut run = order_to_run(&self.shared, &self.tip.state, &self.spec, told);
@@ -192,7 +193,7 @@ impl Runner {
             self.epoch,
             self.tip.state.boundary_index(),
         );
-        self.unheard = true;
+        self.heard = Heard::NotYet;
         self.forget_fetches();
         self.expect_first_boundary();
         if child.order(&run, &body).await.is_err() {
@@ -202,9 +203,7 @@ impl Runner {
             // It died while idle. A fresh child has served nobody.
             child = match Box::pin(pool.fresh(&key, package.as_ref())).await {
                 Ok(child) => child,
-                Err(error) => {
-                    return self.crashed(format!("cannot start a child: {error}"), String::new());
-                }
+                Err(error) => return Box::pin(self.not_started(error)).await,
             };
             child.logs.serve(
                 &self.tip.state.tenant,
@@ -212,7 +211,7 @@ impl Runner {
                 self.epoch,
                 self.tip.state.boundary_index(),
             );
-            self.unheard = false;
+            self.heard = Heard::NotAgain;
             child.confine(&cpus);
             if child.order(&run, &body).await.is_err() {
                 return Box::pin(self.died(child)).await;
@@ -236,7 +235,7 @@ impl Runner {
         let grant = first_grant(&self.shared, state, &self.spec);
         self.shared.grants.note(state.execution, &grant);
         self.given = Some(grant);
-        self.unheard = true;
+        self.heard = Heard::NotYet;
         self.expect_first_boundary();
         self.child = Some(child);
         self.begun().await;
@@ -266,23 +265,26 @@ impl Runner {
     /// Handles a child that died before it had the program.
     async fn died(&mut self, child: Child) {
         let logs = child.logs.clone();
+        let package = child.package.clone();
         let exit = child.autopsy().await;
-        self.crashed(exit, logs.tail());
+        let said = logs.tail();
+        let (fault, words) = self.ending(Loss::Ended, &exit, package.as_deref(), &said);
+        self.faulted(fault, words, said);
     }
 
-    /// Handles a program that ended without a report, or sent one that cannot be read.
-    pub(crate) async fn lost(&mut self, error: Option<String>) {
+    /// Handles a program that ended without a report, or sent one that cannot be used.
+    pub(crate) async fn lost(&mut self, loss: Loss) {
         let Some(child) = self.child.take() else {
             return;
         };
-        if self.unheard && self.cancelling.is_none() {
+        if self.heard == Heard::NotYet && self.cancelling.is_none() {
             // Died idle in the pool, or at its very start: one retry before it counts as a crash.
             drop(child);
             self.forget_park();
             let last = self.last.clone();
             self.start(last, false).await;
             // Its successor was not heard yet either, and gets no second retry.
-            self.unheard = false;
+            self.heard = Heard::NotAgain;
             if self.pending.is_some() && !self.ended {
                 // Nor has it received the pending order.
                 self.obey_pending().await;
@@ -293,10 +295,10 @@ impl Runner {
             return self.died_parked(child).await;
         }
         let logs = child.logs.clone();
-        let mut exit = child.autopsy().await;
-        if let Some(error) = error {
-            exit = format!("{error}; {exit}");
-        }
+        let package = child.package.clone();
+        let exit = child.autopsy().await;
+        let said = logs.tail();
+        let (fault, words) = self.ending(loss, &exit, package.as_deref(), &said);
         if let Some(who) = self.cancelling.take() {
             self.stage(Message::of(vec![Event::Cancelled { who }]))
                 .await;
@@ -304,18 +306,61 @@ impl Runner {
             self.slot = None;
             return;
         }
-        self.crashed(exit, logs.tail());
+        self.faulted(fault, words, said);
+    }
+
+    /// The fault of a child that was lost so, and its words. `said`: the end of its stderr.
+    fn ending(
+        &self,
+        loss: Loss,
+        exit: &Exit,
+        package: Option<&Package>,
+        said: &str,
+    ) -> (Fault, String) {
+        if let (Loss::Ended, Some(error)) = (&loss, exit.start_error())
+            && self.heard != Heard::Yes
+            && let Some(command) = package.and_then(Package::command)
+        {
+            let command = command.join(" ");
+            let mut words = format!("{command} ended with {exit} before it said anything");
+            if let Some(last) = said.lines().last() {
+                words = format!("{words}; on stderr: {last}");
+            }
+            return (Fault::CannotStart { command, error }, words);
+        }
+        loss.of(exit)
+    }
+
+    /// Handles a program that this node cannot start.
+    async fn not_started(&mut self, error: NotStarted) {
+        let words = error.to_string();
+        match error.fault.kind().owner() {
+            Owner::Program => self.fail_now(error.fault, words).await,
+            Owner::Node | Owner::Infrastructure | Owner::Submission => {
+                self.go_elsewhere(error.fault, words);
+            }
+        }
     }
 
     /// Drops an order to park. The next attempt does not receive it; its sender has to repeat it.
-    fn forget_park(&mut self) {
+    pub(crate) fn forget_park(&mut self) {
         if matches!(self.pending, Some(PendingOrder::Park { .. })) {
             self.pending = None;
             self.parked = None;
         }
     }
 
-    pub(crate) fn crashed(&mut self, exit: String, stderr: String) {
+    /// Handles a fault: the program's own counts as a crash, any other gives the binding back.
+    pub(crate) fn faulted(&mut self, fault: Fault, words: String, stderr: String) {
+        match fault.kind().owner() {
+            Owner::Program => self.crashed(fault, words, stderr),
+            Owner::Node | Owner::Infrastructure | Owner::Submission => {
+                self.go_elsewhere(fault, words);
+            }
+        }
+    }
+
+    fn crashed(&mut self, fault: Fault, exit: String, stderr: String) {
         self.shared.metrics.crashes.inc();
         if let Some(who) = self.cancelling.take() {
             // No attempt follows that a cancel could end.
@@ -349,6 +394,7 @@ impl Runner {
                 stderr.clone()
             },
             backoff_ms: if gives_up { 0 } else { wait.as_millis() as u64 },
+            fault: Some(Box::new(fault.clone())),
         });
         if gives_up {
             self.shared.metrics.failed.inc();
@@ -356,7 +402,11 @@ impl Runner {
                 "the program crashed {attempt} times since its last commit ({exit}); retries: {}",
                 self.spec.retries
             );
-            events.push(Event::Failed { reason, stderr });
+            events.push(Event::Failed {
+                reason,
+                stderr,
+                fault: Some(Box::new(fault)),
+            });
             self.finish(events);
             self.wait = None;
         } else if let Some(pending) = self.pending.take() {

@@ -215,6 +215,7 @@ pub async fn refuse(shared: Arc<Shared>, job: Job, reason: &'static str) {
     let events = vec![Event::Refused {
         reason: reason.to_owned(),
         offer: if shared.is_draining() { 0 } else { offer },
+        fault: None,
     }];
     let done = async {
         let draft = Draft::new(&tip, events, &shared.author, shared.broker.now())?;

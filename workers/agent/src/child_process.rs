@@ -15,15 +15,17 @@ use fiec_kit::frames::{
     DATA_DIR_ENV, FrameError, INPUT_DIRS_ENV, Order, RUN_FOLDER_ENV, SOCKET_ENV,
 };
 use fiec_kit::simulated::SIMULATED_DEVICES_ENV;
+use fiec_kit::start::NotStarted;
 use fiec_schemas::messages::LogStream;
 use fiec_schemas::{ExecutionId, Tenant};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::affinity;
 use crate::ahead::Ahead;
+use crate::endings::Exit;
 use crate::leftovers;
 use crate::link::Link;
 use crate::logs::Logs;
@@ -235,7 +237,11 @@ impl Spawner {
     ///
     /// # Errors
     /// When the command cannot be run.
-    pub async fn spawn(&self, package: Option<&Arc<Package>>, logs: Logs) -> io::Result<Child> {
+    pub async fn spawn(
+        &self,
+        package: Option<&Arc<Package>>,
+        logs: Logs,
+    ) -> Result<Child, NotStarted> {
         let own = package.and_then(|p| Some((p.command()?, p.told.folder.clone())));
         let launch = match own {
             Some((command, folder)) => Launch {
@@ -247,6 +253,8 @@ impl Spawner {
                 folder: None,
             },
         };
+        let command = launch.command.first().cloned().unwrap_or_default();
+        let folder = launch.folder.clone();
         let (reply, answer) = oneshot::channel();
         let gone = || io::Error::other("the starting thread has ended");
         let task = Task::Spawn(launch, reply);
@@ -254,7 +262,10 @@ impl Spawner {
         let Raw {
             mut process,
             socket,
-        } = answer.await.map_err(|_| gone())??;
+        } = answer
+            .await
+            .map_err(|_| gone())?
+            .map_err(|error| NotStarted::of(&command, folder.as_deref(), &error))?;
         let pid = process.id();
         leftovers::note(&self.run_dir, pid);
         let mut readers = Vec::new();
@@ -284,15 +295,6 @@ impl Spawner {
             readers,
             spawner: self.clone(),
         }))
-    }
-}
-
-/// Describes an exit status.
-fn in_words(status: &WaitIdStatus) -> String {
-    match (status.exit_status(), status.terminating_signal()) {
-        (Some(code), _) => format!("exit status {code}"),
-        (None, Some(signal)) => format!("signal {signal}"),
-        (None, None) => "unknown exit".to_owned(),
     }
 }
 
@@ -337,24 +339,24 @@ impl ChildProcess {
     }
 
     /// Ends a child that has closed its socket, and returns how it ended.
-    pub async fn autopsy(mut self) -> String {
+    pub async fn autopsy(mut self) -> Exit {
         // Its last output arrives with the end of the pipes, unless a grandchild holds them open.
         for reader in &mut self.readers {
             let _ = tokio::time::timeout(Duration::from_millis(300), reader).await;
         }
         let Some(pid) = Pid::from_raw(self.pid as i32) else {
-            return "unknown exit".to_owned();
+            return Exit::Unknown("unknown exit".to_owned());
         };
         // NOWAIT: it is reaped when it is dropped, after its group was killed.
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         for _ in 0..100 {
             match rustix::process::waitid(WaitId::Pid(pid), options) {
-                Ok(Some(status)) => return in_words(&status),
+                Ok(Some(status)) => return Exit::from(&status),
                 Ok(None) => tokio::time::sleep(Duration::from_millis(5)).await,
-                Err(error) => return error.to_string(),
+                Err(error) => return Exit::Unknown(error.to_string()),
             }
         }
-        "closed its socket and had to be killed".to_owned()
+        Exit::Killed
     }
 }
 

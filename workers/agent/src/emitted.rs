@@ -11,11 +11,10 @@ use fiec_broker::outbox::{self, Emit};
 use fiec_broker::{BrokerError, Tip, leader};
 use fiec_kit::frames;
 use fiec_schemas::event::{Outbox, Requested};
-use fiec_schemas::{Cause, Event, ExecutionState, Phase, RequestKind, Sequence};
+use fiec_schemas::{Event, ExecutionState, Fault, Phase, RequestKind, Sequence};
 use tokio::time::Instant;
 
-use crate::attempts::cut;
-use crate::cache::NotCached;
+use crate::giving_back::Given;
 use crate::message::Message;
 use crate::pending_order::PendingOrder;
 use crate::replies::NotTaken;
@@ -85,7 +84,7 @@ impl Runner {
             Err(reason) => {
                 self.child = None;
                 self.wait = None;
-                self.failed(reason, String::new()).await;
+                self.failed(Fault::WrongAnswer, reason, String::new()).await;
                 false
             }
         }
@@ -142,17 +141,13 @@ impl Runner {
         if self.finish_requested() {
             return;
         }
-        let reason = NotCached(error.to_string());
-        if !self.is_started() {
-            return self.refuse(&reason);
-        }
-        tracing::warn!(%reason, "given back; it goes on elsewhere from its last commit");
-        self.finish(vec![Event::Yielded {
-            cause: Cause::NotTaken {
-                reason: cut(reason.to_string()),
-            },
-            computed_until: self.shared.broker.now(),
-        }]);
+        // What would have said that it started is dropped.
+        let given = match self.is_started() {
+            true => Given::Started,
+            false => Given::Unstarted,
+        };
+        let events = self.given_back(given, Some(Fault::Broker), error.to_string());
+        self.finish(events);
     }
 
     /// Whether the ledger says that it is started.

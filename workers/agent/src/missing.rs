@@ -12,7 +12,7 @@ use bytes::Bytes;
 use fiec_broker::chunks::Manifest;
 use fiec_broker::{BrokerError, store};
 use fiec_schemas::messages::{RestoreReply, RestoreRequest};
-use fiec_schemas::{Cause, Epoch, Event, ExecutionId, StatePlace, subjects};
+use fiec_schemas::{Cause, Epoch, Event, ExecutionId, Fault, StatePlace, subjects};
 use tokio::time::Instant;
 
 use crate::attempts;
@@ -98,7 +98,7 @@ impl Runner {
                 let earlier = earlier.filter(|_| !self.tip.state.guarded);
                 return match earlier.filter(|earlier| earlier.index < place.index) {
                     Some(earlier) => self.go_back(earlier, reason),
-                    None => self.fail_now(reason).await,
+                    None => self.fail_now(Fault::DataLost, reason).await,
                 };
             }
             pause = backoff(self.shared.options.backoff, self.missed);

@@ -10,15 +10,16 @@ use fiec_broker::Tip;
 use fiec_kit::frames::{Order, Report};
 use fiec_schemas::package::OnSilence;
 use fiec_schemas::substrate::HOST;
-use fiec_schemas::{Digest, Event, Submission};
+use fiec_schemas::{Digest, Fault, Submission};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
 
-use crate::attempts::{cut, device_budget};
+use crate::attempts::device_budget;
 use crate::cache::NotCached;
 use crate::data::NoData;
 use crate::devices::GIVEN_UP_WITHIN;
+use crate::endings::Loss;
 use crate::leftovers;
 use crate::packages::{Package, Program};
 use crate::runner::{Runner, Silence};
@@ -128,16 +129,6 @@ async fn has_moved_on(shared: &Shared, tip: &Tip) -> bool {
 }
 
 impl Runner {
-    /// Gives the binding back: this node cannot run the program, another node may.
-    pub(crate) fn refuse(&mut self, reason: &NotCached) {
-        let shared = &self.shared;
-        let offer = shared.options.slots.saturating_sub(shared.running());
-        tracing::warn!(%reason, "refused");
-        shared.metrics.refused.inc();
-        let reason = cut(reason.to_string());
-        self.finish(vec![Event::Refused { reason, offer }]);
-    }
-
     fn patience(&self) -> Option<Duration> {
         let limits = &self.program.package()?.manifest().limits;
         limits.boundary_ms.map(Duration::from_millis)
@@ -215,17 +206,17 @@ impl Runner {
         let Some(reason) = package.breaks(report) else {
             return false;
         };
-        self.fail_now(reason).await;
+        self.fail_now(Fault::Limit, reason).await;
         true
     }
 
     /// Ends the child and appends a permanent failure of the execution.
-    pub(crate) async fn fail_now(&mut self, reason: String) {
+    pub(crate) async fn fail_now(&mut self, fault: Fault, reason: String) {
         self.silence = None;
         let child = self.child.take();
         let stderr = child.map(|c| c.logs.tail()).unwrap_or_default();
         self.wait = None;
-        self.failed(reason, stderr).await;
+        self.failed(fault, reason, stderr).await;
     }
 
     /// Handles a boundary that was not reached in time.
@@ -253,7 +244,7 @@ impl Runner {
             package.told.program,
             patience.as_millis()
         );
-        self.fail_now(reason).await;
+        self.fail_now(Fault::Limit, reason).await;
     }
 
     /// An adaptor ends its program at the limit by itself. It may have much work then, such as
@@ -274,11 +265,11 @@ impl Runner {
             limits.boundary_ms.unwrap_or_default(),
             FROZEN_AFTER.as_secs()
         );
-        self.fail_now(reason).await;
+        self.go_elsewhere(Fault::Frozen, reason);
     }
 
     /// A program without a limit may compute for any time, and so may one whose manifest says to
-    /// wait. A stopped child computes nothing: it is ended, which counts as a crash.
+    /// wait. A stopped child computes nothing: it is ended. Its program is not charged for that.
     async fn watch_stopped(&mut self) {
         let Some(child) = &self.child else { return };
         let ticks = leftovers::ticks(child.pid());
@@ -290,7 +281,7 @@ impl Runner {
         self.silence = None;
         child.kill();
         let reason = format!("its child was stopped for {} s", FROZEN_AFTER.as_secs());
-        self.lost(Some(reason)).await;
+        self.lost(Loss::Frozen(reason)).await;
     }
 
     /// Starts a fetch for the program. Only a definite answer is sent to the program: while the

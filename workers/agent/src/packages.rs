@@ -112,6 +112,11 @@ impl Package {
                 &mut boundary.outputs
             }
             Report::Completed { outputs, .. } => outputs,
+            // It might escape its `retries` so.
+            Report::Failed { fault, .. } => {
+                *fault = None;
+                return;
+            }
             _ => return,
         };
         outputs.iter_mut().for_each(|output| output.digest = None);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use fiec_broker::{AppendError, Draft, Tip};
 use fiec_schemas::{
-    Cause, Digest, Epoch, Event, ExecutionId, Phase, RequestKind, Tenant, Timestamp,
+    Cause, Digest, Epoch, Event, ExecutionId, Fault, Phase, RequestKind, Tenant, Timestamp,
 };
 
 use crate::appends;
@@ -114,6 +114,7 @@ fn outcome(tip: &Tip, retries: u32, words: &str, now: Timestamp) -> Vec<Event> {
         exit: reason.clone(),
         stderr: String::new(),
         backoff_ms: 0,
+        fault: None,
     });
     let requested = state.requested.as_ref();
     let asked = |what| requested.filter(|r| r.what == what).map(|r| r.who.clone());
@@ -123,10 +124,14 @@ fn outcome(tip: &Tip, retries: u32, words: &str, now: Timestamp) -> Vec<Event> {
         events.push(Event::Failed {
             reason: format!("{reason} (crash {attempt} since its last commit; retries: {retries})"),
             stderr: String::new(),
+            fault: Some(Box::new(Fault::WorkerPanicked)),
         });
     } else {
         events.push(Event::Yielded {
-            cause: Cause::NotTaken { reason },
+            cause: Cause::NotTaken {
+                reason,
+                fault: None,
+            },
             computed_until: now,
         });
         events.extend(asked(RequestKind::Pause).map(|who| Event::Paused { who }));

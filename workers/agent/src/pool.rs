@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use fiec_kit::frames::Order;
+use fiec_kit::start::NotStarted;
 use fiec_schemas::ExecutionId;
 
 use crate::child_process::{Child, Key, Spawner};
@@ -104,7 +105,7 @@ impl Pool {
         execution: ExecutionId,
         package: Option<&Arc<Package>>,
         device: Option<&str>,
-    ) -> io::Result<Child> {
+    ) -> Result<Child, NotStarted> {
         let own = package.is_some_and(|p| p.command().is_some());
         let mut child = match self.find(key, execution, own, device) {
             Some(child) => child,
@@ -121,7 +122,11 @@ impl Pool {
     ///
     /// # Errors
     /// When no child can be started.
-    pub async fn fresh(&self, key: &Key, package: Option<&Arc<Package>>) -> io::Result<Child> {
+    pub async fn fresh(
+        &self,
+        key: &Key,
+        package: Option<&Arc<Package>>,
+    ) -> Result<Child, NotStarted> {
         let mut child = self.spawner.spawn(package, (self.logs)()).await?;
         child.key = Some(key.clone());
         Ok(child)
@@ -145,7 +150,8 @@ impl Pool {
                 let device = device.to_owned();
                 let order = Order::Heat { device };
                 let sent = child.order(&order, &[]).await;
-                sent.map_err(io::Error::other).map(|()| child)
+                sent.map_err(io::Error::other)?;
+                Ok::<_, NotStarted>(child)
             };
             match heated.await {
                 Ok(mut child) => {

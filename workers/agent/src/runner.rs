@@ -20,7 +20,7 @@ use fiec_schemas::hardware::RunningProgress;
 use fiec_schemas::package::Grant;
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::subjects::INLINE_STATE_LIMIT;
-use fiec_schemas::{BoundaryIndex, Digest, Event, Phase, StatePlace, Submission, Timestamp};
+use fiec_schemas::{BoundaryIndex, Digest, Event, Fault, Phase, StatePlace, Submission, Timestamp};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -30,6 +30,7 @@ use crate::attempts;
 use crate::child_process::Child;
 use crate::data::NoData;
 use crate::emitted::{Done, Next, NotSettled, Settling};
+use crate::endings::Loss;
 use crate::entrusted_bindings::EntrustedBinding;
 use crate::handover;
 use crate::healing::Older;
@@ -74,6 +75,17 @@ enum Input {
     Silence,
     /// Emitted messages are stored, or owed ones are published, or they cannot be.
     Outbox(Result<Done, NotSettled>),
+}
+
+/// Whether a child has said anything in its run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Heard {
+    /// No. It may have died while it was idle, and is replaced once.
+    NotYet,
+    /// No, and it replaces one that said nothing.
+    NotAgain,
+    /// Yes.
+    Yes,
 }
 
 /// Reason for the runner's timer.
@@ -132,8 +144,8 @@ pub(crate) struct Runner {
     pub(crate) slot: Option<Slot>,
     /// The child that computes. None between two attempts and after the last capsule.
     pub(crate) child: Option<Child>,
-    /// Nothing was received from this child in this run.
-    pub(crate) unheard: bool,
+    /// Whether something was received from this child in this run.
+    pub(crate) heard: Heard,
     /// The one append in flight.
     pub(crate) flight: Option<Flight>,
     /// Actions that follow its acknowledgement.
@@ -222,8 +234,10 @@ impl Runner {
                 Input::Settled(result) => self.settled(result).await,
                 Input::Report(Ok(Some((report, body)))) => self.report(report, body).await,
                 // Rare branches are boxed: this future is created for each execution.
-                Input::Report(Ok(None)) => Box::pin(self.lost(None)).await,
-                Input::Report(Err(error)) => Box::pin(self.lost(Some(error.to_string()))).await,
+                Input::Report(Ok(None)) => Box::pin(self.lost(Loss::Ended)).await,
+                Input::Report(Err(error)) => {
+                    Box::pin(self.lost(Loss::Unreadable(error.to_string()))).await;
+                }
                 Input::Order(Some(order)) => Box::pin(self.obey(order)).await,
                 Input::Order(None) => self.control.close(),
                 Input::Deadline => Box::pin(self.deadline()).await,
@@ -403,7 +417,7 @@ impl Runner {
             report,
             Report::Ready | Report::Prepared { .. } | Report::Fetch { .. }
         ) {
-            self.unheard = false;
+            self.heard = Heard::Yes;
         }
         if self.is_beyond(&mut report).await {
             return;
@@ -456,7 +470,7 @@ impl Runner {
                     self.since = Some(computing_since);
                 }
                 let Some((outputs, mut pieces)) = split_outputs(&outputs, &body) else {
-                    return Box::pin(self.lost(None)).await;
+                    return Box::pin(self.lost(Loss::Unusable)).await;
                 };
                 let said = check_outputs(&outputs).and_then(|()| Said::of(result));
                 let (result, object) = match said {
@@ -464,7 +478,9 @@ impl Runner {
                         pieces.extend(said.piece);
                         (said.result, said.object)
                     }
-                    Err(reason) => return Box::pin(self.fail_now(reason)).await,
+                    Err(reason) => {
+                        return Box::pin(self.fail_now(Fault::WrongAnswer, reason)).await;
+                    }
                 };
                 let energy = self.energy.as_mut().and_then(Share::interval);
                 // A guarded result counts only once others have found the same.
@@ -503,7 +519,9 @@ impl Runner {
                 };
                 let message = match self.at_its_end(message, computed_until) {
                     Ok(message) => message,
-                    Err(reason) => return Box::pin(self.fail_now(reason)).await,
+                    Err(reason) => {
+                        return Box::pin(self.fail_now(Fault::WrongAnswer, reason)).await;
+                    }
                 };
                 let is_end = |event: &Event| {
                     matches!(event, Event::Completed { .. } | Event::Computed { .. })
@@ -516,26 +534,17 @@ impl Runner {
                 self.ended = true;
             }
             Report::Failed {
-                permanent: true,
+                permanent,
                 reason,
+                fault,
             } => {
-                let stderr = self
-                    .child
-                    .as_ref()
-                    .map(|c| c.logs.tail())
-                    .unwrap_or_default();
-                Box::pin(self.failed(reason, stderr)).await;
-            }
-            Report::Failed {
-                permanent: false,
-                reason,
-            } => {
-                let stderr = self
-                    .child
-                    .as_ref()
-                    .map(|c| c.logs.tail())
-                    .unwrap_or_default();
-                self.crashed(reason, stderr);
+                let fault = fault.map_or(Fault::Reported, |fault| *fault);
+                let child = self.child.as_ref();
+                let stderr = child.map(|c| c.logs.tail()).unwrap_or_default();
+                match permanent {
+                    true => Box::pin(self.failed(fault, reason, stderr)).await,
+                    false => self.faulted(fault, reason, stderr),
+                }
             }
             Report::Cancelled => {
                 let Some(who) = self.cancelling.clone() else {
@@ -548,7 +557,7 @@ impl Runner {
                         return;
                     }
                     // Nobody asked for a cancel.
-                    return Box::pin(self.lost(None)).await;
+                    return Box::pin(self.lost(Loss::Unusable)).await;
                 };
                 self.stage(Message::of(vec![Event::Cancelled { who }]))
                     .await;
@@ -610,15 +619,15 @@ impl Runner {
         let emits = std::mem::take(&mut report.emits);
         let (split, merged) = (report.split, report.merged);
         let Some(mut message) = Message::boundary(report, body) else {
-            return Box::pin(self.lost(None)).await;
+            return Box::pin(self.lost(Loss::Unusable)).await;
         };
         if let Some(Event::Boundary(event)) = message.events.first()
             && let Err(reason) = check_outputs(&event.outputs)
         {
-            return Box::pin(self.fail_now(reason)).await;
+            return Box::pin(self.fail_now(Fault::WrongAnswer, reason)).await;
         }
         if let Err(reason) = self.share(&mut message, split, merged) {
-            return Box::pin(self.fail_now(reason)).await;
+            return Box::pin(self.fail_now(Fault::WrongAnswer, reason)).await;
         }
         if !emits.is_empty() && !Box::pin(self.emit(&mut message, emits)).await {
             return;
@@ -652,12 +661,13 @@ impl Runner {
         self.stage(message).await;
     }
 
-    pub(crate) async fn failed(&mut self, reason: String, stderr: String) {
+    pub(crate) async fn failed(&mut self, fault: Fault, reason: String, stderr: String) {
         self.shared.metrics.failed.inc();
         tracing::warn!(reason, "failed");
         self.stage(Message::of(vec![Event::Failed {
             reason: attempts::cut(reason),
             stderr,
+            fault: Some(Box::new(fault)),
         }]))
         .await;
         self.ended = true;

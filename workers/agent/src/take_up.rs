@@ -20,7 +20,7 @@ use crate::outside::{self, Fetches};
 use crate::packages::Program;
 use crate::panics::Held;
 use crate::reserve;
-use crate::runner::Runner;
+use crate::runner::{Heard, Runner};
 use crate::shared::{Shared, Slot};
 use crate::spread::Sharing;
 use crate::unrecorded::Unrecorded;
@@ -106,7 +106,7 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
         epoch,
         slot: Some(slot),
         child: None,
-        unheard: true,
+        heard: Heard::NotYet,
         flight,
         after: Vec::new(),
         ahead: None,
@@ -142,7 +142,7 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
         (_, None) if owes && stays => runner.settle_outbox(Next::Launch),
         _ if runner.finish_requested() => {}
         (_, Some(child)) => runner.adopt(child).await,
-        (Some(reason), None) => runner.refuse(&reason),
+        (Some(reason), None) => runner.refuse(None, reason.to_string()),
         (None, None) => {
             let sigma = match sigma {
                 Some(sigma) => runner.received(sigma).await,

@@ -184,7 +184,7 @@ async fn a_killed_child_is_tried_again_from_the_last_commit_and_the_budget_ends_
     let crashing = json!({ "program": "synthetic@1", "retries": 2, "params": { "capsules": 5, "crash_at": 3 } });
     let id = world.submit(&crashing.to_string(), &agent).await;
     let last = world.wait_phase(id, "failed").await;
-    let Some(Event::Failed { reason, stderr }) = last.events.last() else {
+    let Some(Event::Failed { reason, stderr, .. }) = last.events.last() else {
         panic!("{last:?}")
     };
     assert!(

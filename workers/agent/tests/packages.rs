@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::common::{World, poll, result};
+use crate::common::{Running, World, poll, result};
 use bytes::Bytes;
 use fiec_agent::cache::Cache;
 use fiec_agent::data::Data;
@@ -12,7 +12,9 @@ use fiec_agent::packages::{Packages, Program};
 use fiec_broker::{registry, store};
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::package::{Grant, Manifest, ProgramRecord};
-use fiec_schemas::{Digest, Event, ExecutionId, LedgerMessage, Timestamp, subjects};
+use fiec_schemas::{
+    Cause, Digest, Event, ExecutionId, Fault, LedgerMessage, StartError, Timestamp, subjects,
+};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
@@ -229,6 +231,84 @@ async fn a_destination_that_is_told_to_prepare_fetches_the_package_and_the_objec
     );
 }
 
+/// A package that speaks frames, with this entry and this text of its file `run.sh`, if it has one.
+async fn submitted(
+    world: &World,
+    agent: &Running,
+    entry: &str,
+    script: Option<&str>,
+) -> ExecutionId {
+    let text = json!({"entry": [entry], "protocol": "frames"}).to_string();
+    let script = script.map(|text| ("run.sh", Some(text)));
+    let files: Vec<_> = [("fiec.json", Some(&*text))]
+        .into_iter()
+        .chain(script)
+        .collect();
+    let manifest = Manifest::parse(text.as_bytes()).unwrap();
+    let program = format!("{}@1", Digest::of(tar(&files).as_slice()).short());
+    let program = format!("x{program}");
+    world.register_as(&program, manifest, &tar(&files)).await;
+    let line = json!({"program": program, "retries": 0});
+    world.submit(&line.to_string(), agent).await
+}
+
+#[tokio::test]
+async fn a_program_that_a_node_cannot_start_is_given_back_and_no_attempt_is_spent() {
+    let world = World::start().await;
+    let mut options = world.options("n1");
+    options.allow_programs = vec!["*".to_owned()];
+    let agent = world.agent_with(options).await;
+    for (entry, script, command) in [
+        ("no-such-interpreter", None, "no-such-interpreter"),
+        ("./run.sh", Some("#!/no/such/interpreter\n"), "run.sh"),
+        (
+            "./run.sh",
+            Some("#!/usr/bin/env no-such-interpreter\n"),
+            "run.sh",
+        ),
+    ] {
+        let id = submitted(&world, &agent, entry, script).await;
+        let last = world.wait_phase(id, "pending").await;
+        let totals = last.state.totals;
+        assert_eq!((totals.crashes, totals.node_faults), (0, 1), "{last:?}");
+        let fault = last.events.iter().find_map(|event| match event {
+            Event::Refused { fault, .. } => fault.clone(),
+            Event::Yielded {
+                cause: Cause::NotTaken { fault, .. },
+                ..
+            } => fault.clone(),
+            _ => None,
+        });
+        let Some(Fault::CannotStart {
+            command: named,
+            error,
+        }) = fault.as_deref()
+        else {
+            panic!("{last:?}")
+        };
+        assert!(named.contains(command), "{named}");
+        assert_eq!(*error, StartError::NotFound);
+    }
+    agent.leave().await;
+}
+
+#[tokio::test]
+async fn a_package_without_the_file_of_its_entry_fails_at_once() {
+    let world = World::start().await;
+    let mut options = world.options("n1");
+    options.allow_programs = vec!["*".to_owned()];
+    let agent = world.agent_with(options).await;
+    let id = submitted(&world, &agent, "./run.sh", None).await;
+    let last = world.wait_phase(id, "failed").await;
+    assert_eq!(last.state.totals.crashes, 0);
+    let Some(Event::Failed { reason, fault, .. }) = last.events.last() else {
+        panic!("{last:?}")
+    };
+    assert!(reason.contains("run.sh"), "{reason}");
+    assert_eq!(fault.as_deref(), Some(&Fault::BrokenPackage));
+    agent.leave().await;
+}
+
 #[tokio::test]
 async fn a_program_of_frames_that_ends_before_it_is_ready_has_crashed_and_its_budget_ends_it() {
     let world = World::start().await;
@@ -248,7 +328,7 @@ async fn a_program_of_frames_that_ends_before_it_is_ready_has_crashed_and_its_bu
     let id = world.submit(&line.to_string(), &agent).await;
     let last = world.wait_phase(id, "failed").await;
     assert_eq!(last.state.totals.crashes, 2);
-    let Some(Event::Failed { reason, stderr }) = last.events.last() else {
+    let Some(Event::Failed { reason, stderr, .. }) = last.events.last() else {
         panic!("{last:?}")
     };
     assert!(

@@ -103,7 +103,9 @@ async fn a_binding_that_overtakes_another_on_its_node_takes_what_that_has_fetche
     stage.paused_and_bound().await;
     stage.has_passed(STATE_BYTES / 2).await;
     let reason = "it was not started in time".to_owned();
-    stage.bind(Vec::new(), Cause::NotTaken { reason }).await;
+    let fault = None;
+    let cause = Cause::NotTaken { reason, fault };
+    stage.bind(Vec::new(), cause).await;
     stage.ends_after_one_fetch().await;
 }
 

@@ -279,6 +279,7 @@ impl Child {
                     &Report::Failed {
                         permanent,
                         reason: error.to_string(),
+                        fault: error.fault().cloned().map(Box::new),
                     },
                     &[],
                 )

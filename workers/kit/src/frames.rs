@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use fiec_schemas::package::{Grant, Manifest};
 use fiec_schemas::programs::TileRange;
 use fiec_schemas::surroundings::{Asked, GrantChange, Surroundings};
-use fiec_schemas::{BoundaryIndex, CommitPolicy, Digest, Epoch, ExecutionId, Timestamp};
+use fiec_schemas::{BoundaryIndex, CommitPolicy, Digest, Epoch, ExecutionId, Fault, Timestamp};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -349,6 +349,9 @@ pub enum Report {
         permanent: bool,
         /// The reason, for a person.
         reason: String,
+        /// What it was, if an adaptor knows. Not believed of a package that speaks frames itself.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        fault: Option<Box<Fault>>,
     },
     /// A `cancel` ended the run.
     Cancelled,

@@ -19,6 +19,7 @@ pub mod programs;
 pub mod reserve;
 mod shares;
 pub mod simulated;
+pub mod start;
 pub mod surroundings;
 mod writer;
 

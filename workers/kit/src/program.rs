@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -13,12 +13,13 @@ use fiec_kernels::device::{Devices, NoDevices};
 use fiec_schemas::limits::RESULT_LIMIT;
 use fiec_schemas::package::Grant;
 use fiec_schemas::programs::TileRange;
-use fiec_schemas::{BoundaryIndex, Digest, ExecutionId};
+use fiec_schemas::{BoundaryIndex, Digest, ExecutionId, Fault, FaultKind};
 use serde_json::Value;
 
 use crate::beneath::{Folder, Links, is_led_away};
 use crate::frames::{EMIT_BYTES_LIMIT, EMITS_LIMIT, Emit};
 use crate::port::Wishes;
+use crate::start::NotStarted;
 
 /// Bytes of a ledger message's header that outputs may take. If they take as many, a commit is due:
 /// the message has to fit a header.
@@ -38,6 +39,14 @@ pub enum ProgramError {
     /// A retry may succeed: a file system that did not answer, a refused thread.
     #[error("{0}")]
     Transient(String),
+    /// A fault that decides by its kind who it is charged to: see [`Fault`].
+    #[error("{words}")]
+    Faulty {
+        /// The fault.
+        fault: Box<Fault>,
+        /// Details, for a person.
+        words: String,
+    },
 }
 
 /// Checks that a result is not too large for a report.
@@ -55,6 +64,16 @@ pub(crate) fn check_result(result: &Value) -> Result<(), ProgramError> {
     )))
 }
 
+impl From<NotStarted> for ProgramError {
+    fn from(error: NotStarted) -> Self {
+        let words = error.to_string();
+        Self::Faulty {
+            fault: Box::new(error.fault),
+            words,
+        }
+    }
+}
+
 impl ProgramError {
     /// For `map_err`: an error that a retry does not cure.
     pub fn permanent(error: impl std::fmt::Display) -> Self {
@@ -66,9 +85,33 @@ impl ProgramError {
         Self::Transient(error.to_string())
     }
 
+    /// For `map_err`: an error of the file system. A full disk is the node's fault.
+    pub fn of_files(what: &str, path: &Path, error: &io::Error) -> Self {
+        let words = format!("cannot {what} {}: {error}", path.display());
+        match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::Faulty {
+                fault: Box::new(Fault::DiskFull),
+                words,
+            },
+            _ => Self::Transient(words),
+        }
+    }
+
     /// Whether a retry is pointless.
     pub fn is_permanent(&self) -> bool {
-        matches!(self, Self::Permanent(_))
+        match self {
+            Self::Permanent(_) => true,
+            Self::Transient(_) => false,
+            Self::Faulty { fault, .. } => fault.kind() == FaultKind::BrokenPackage,
+        }
+    }
+
+    /// The fault, if it is a certain one.
+    pub fn fault(&self) -> Option<&Fault> {
+        match self {
+            Self::Permanent(_) | Self::Transient(_) => None,
+            Self::Faulty { fault, .. } => Some(fault),
+        }
     }
 }
 
@@ -660,5 +703,20 @@ impl Inputs {
             value: value.clone(),
         });
         Ok(value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_the_nodes_fault_and_no_other_error_of_a_file_is() {
+        let full = std::fs::write("/dev/full", "x").unwrap_err();
+        let error = ProgramError::of_files("write", Path::new("/dev/full"), &full);
+        assert_eq!(error.fault(), Some(&Fault::DiskFull), "{error}");
+        let absent = std::fs::read("/no/such/file").unwrap_err();
+        let error = ProgramError::of_files("read", Path::new("/no/such/file"), &absent);
+        assert_eq!(error.fault(), None, "{error}");
     }
 }

@@ -266,7 +266,12 @@ fn bad_input_is_a_permanent_failure_that_names_file_line_and_rule() {
         loop {
             match child.next() {
                 Next::Boundary(..) => {}
-                Next::End(Report::Failed { permanent, reason }, _) => {
+                Next::End(
+                    Report::Failed {
+                        permanent, reason, ..
+                    },
+                    _,
+                ) => {
                     assert!(
                         permanent && words.iter().all(|w| reason.contains(w)),
                         "{reason}"

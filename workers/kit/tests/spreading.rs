@@ -446,7 +446,10 @@ fn a_program_that_does_not_spread_fails_for_good_when_it_is_given_a_part() {
     };
     let shares = Some(Shares::default());
     child.run((SYNTHETIC, &params), shares, None, Some((merge, &[])));
-    let Err(Report::Failed { permanent, reason }) = child.next() else {
+    let Err(Report::Failed {
+        permanent, reason, ..
+    }) = child.next()
+    else {
         panic!("it took the part")
     };
     assert!(permanent && reason.contains("does not spread"), "{reason}");

@@ -185,8 +185,10 @@ fn print_why(why: &Why) {
         ];
         println!("{}", ui::table(head, why.thresholds.iter().map(threshold)));
     }
-    let rows = why.candidates.iter().map(verdict);
-    println!("{}", ui::table(["node", "verdict", "reasons"], rows));
+    if !why.candidates.is_empty() {
+        let rows = why.candidates.iter().map(verdict);
+        println!("{}", ui::table(["node", "verdict", "reasons"], rows));
+    }
     if let Some(decision) = &why.decision {
         println!("when it was bound there:");
         let rows = decision.candidates.iter().map(verdict);
@@ -271,12 +273,18 @@ fn print_state(state: &ExecutionState, reply: &ApiReply, ended: Option<String>) 
     rows.push((
         "totals",
         format!(
-            "{} commits, {} rebindings ({} for pressure), {} crashes ({} since the last commit)",
-            state.totals.commits,
-            state.totals.rebindings,
-            state.totals.pressure,
+            "{} commits, {} rebindings ({} for pressure)",
+            state.totals.commits, state.totals.rebindings, state.totals.pressure,
+        ),
+    ));
+    rows.push((
+        "faults",
+        format!(
+            "{} of the program ({} since the last commit), {} of nodes, {} of the infrastructure",
             state.totals.crashes,
-            state.crashes_since_commit
+            state.crashes_since_commit,
+            state.totals.node_faults,
+            state.totals.infrastructure_faults
         ),
     ));
     rows.extend(energy(state).map(|words| ("energy", words)));

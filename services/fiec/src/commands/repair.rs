@@ -112,7 +112,8 @@ async fn read(pool: &PgPool, id: ExecutionId) -> anyhow::Result<Option<(Tenant, 
     let row = sqlx::query(
         "SELECT e.tenant, e.spec::text AS spec, e.submission, e.batch_id, e.batch_line, e.submitted_at, e.phase, \
          e.paused_by, e.requested, e.requested_by, e.epoch, e.ordinal, e.digest, e.commits, e.state_bytes AS all_bytes, \
-         e.rebindings, e.pressure_rebindings, e.crashes, e.compute_us, e.boundary_index, \
+         e.rebindings, e.pressure_rebindings, e.crashes, e.node_faults, e.infrastructure_faults, \
+         e.compute_us, e.boundary_index, \
          e.state_digest AS last_digest, e.last_state_bytes AS last_bytes, \
          e.state_ordinal AS last_ordinal, s.index, \
          s.digest AS state_digest, s.state FROM executions e \
@@ -155,6 +156,8 @@ impl Lost {
             rebindings: number(row, "rebindings")?,
             pressure: number(row, "pressure_rebindings")?,
             crashes: number(row, "crashes")?,
+            node_faults: number(row, "node_faults")?,
+            infrastructure_faults: number(row, "infrastructure_faults")?,
             compute_us: number(row, "compute_us")?,
             ..Totals::default()
         };

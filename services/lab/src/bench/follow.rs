@@ -182,7 +182,7 @@ pub async fn ended(
                         rebindings: message.as_ref().map_or(0, |m| m.state.totals.rebindings),
                     });
                 }
-                Event::Failed { reason, stderr } => bail!("it failed: {reason}\n{stderr}"),
+                Event::Failed { reason, stderr, .. } => bail!("it failed: {reason}\n{stderr}"),
                 _ => {}
             }
         }

@@ -127,7 +127,7 @@ impl Trace {
                         result: result.clone(),
                     });
                 }
-                Event::Failed { reason, stderr } => {
+                Event::Failed { reason, stderr, .. } => {
                     self.failed = Some(format!("{reason}\n{stderr}"));
                 }
                 Event::Crashed { exit, stderr, .. } => {

@@ -49,7 +49,7 @@ impl Seen {
                     };
                     self.ended.insert(id, end);
                 }
-                Event::Failed { reason, stderr } => {
+                Event::Failed { reason, stderr, .. } => {
                     self.failed = Some(format!("{id}: {reason}\n{stderr}"));
                 }
                 _ => {}

@@ -12,7 +12,7 @@ use fiec_schemas::{
 use tokio::time::Instant;
 
 use super::changes::{Asked, Change, MOVE};
-use super::{Answered, Api, parse, somebody, tenant};
+use super::{Answered, Api, ended, parse, somebody, tenant};
 use crate::effects::NoReply;
 use crate::events::Ask;
 use crate::refusal::Refusal;
@@ -147,12 +147,15 @@ impl Api {
     }
 
     async fn why(&self, entry: Entry, name: &str) -> Answered<ApiReply> {
+        if entry.message.state.phase.is_terminal() {
+            return Ok(ApiReply {
+                why: Some(ended::why(&entry.message, name)),
+                state: Some(entry.message.state),
+                ..ApiReply::default()
+            });
+        }
         let state = entry.message.state;
         let (id, name) = (state.execution, name.to_owned());
-        if state.phase.is_terminal() {
-            let phase = state.phase.kind();
-            return Err(Refusal::Ended { name, phase });
-        }
         let why = self.ask(|reply| Ask::Why(id, reply)).await?;
         let mut why = why.ok_or(Refusal::NotReadYet { name })?;
         // Only the policy knows that a state is still arriving.

@@ -3,6 +3,7 @@
 mod answer;
 mod batches;
 mod changes;
+mod ended;
 mod endpoints;
 mod envelopes;
 mod executions;

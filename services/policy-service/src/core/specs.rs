@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fiec_policy::Input;
-use fiec_schemas::{Event, ExecutionId, Submission, Tenant};
+use fiec_schemas::{Event, ExecutionId, Fault, Submission, Tenant};
 
 use super::Core;
 use crate::events::NoSpec;
@@ -126,6 +126,7 @@ impl Core {
         let event = Event::Failed {
             reason,
             stderr: String::new(),
+            fault: Some(Box::new(Fault::DataLost)),
         };
         self.later += 1;
         let effects = self.effects.clone();

@@ -473,7 +473,11 @@ impl Policy {
                 ),
             };
             if resent > 0
-                && self.rebind(now, id, Cause::NotTaken { reason }, Some(ix), out) == Placed::Yes
+                && let cause = (Cause::NotTaken {
+                    reason,
+                    fault: None,
+                })
+                && self.rebind(now, id, cause, Some(ix), out) == Placed::Yes
             {
                 return;
             }

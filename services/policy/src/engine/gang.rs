@@ -240,6 +240,7 @@ impl Policy {
                 0 => Cause::Initial,
                 _ => Cause::NotTaken {
                     reason: "its gang began anew".to_owned(),
+                    fault: None,
                 },
             };
             let known = e.extra.as_ref().and_then(|x| x.cause.clone());
@@ -324,6 +325,7 @@ impl Policy {
                     key.1
                 ),
                 offer: 0,
+                fault: None,
             }],
             ticket: None,
         });
@@ -396,6 +398,7 @@ impl Policy {
                     epoch: e.epoch,
                     cause: Cause::NotTaken {
                         reason: format!("its gang {} could not start in full", key.1),
+                        fault: None,
                     },
                     to: None,
                     decision: None,

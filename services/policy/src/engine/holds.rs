@@ -1,7 +1,7 @@
 //! Applies what holds executions back. This file has the dependencies; [`super::reserve`] has
 //! reservations and [`super::gang`] gangs.
 
-use fiec_schemas::{BatchId, Event, ExecutionId, Tenant};
+use fiec_schemas::{BatchId, Event, ExecutionId, Fault, Tenant};
 
 use super::{Action, Policy};
 use crate::cluster::Stage;
@@ -214,8 +214,8 @@ impl Policy {
             return Some(words);
         }
         if let Some(held) = self.holds.held.get(&id) {
-            if let Some(reason) = &held.fails {
-                return Some(reason.clone());
+            if let Some(in_vain) = &held.fails {
+                return Some(in_vain.words.clone());
             }
             if !held.after.is_empty() {
                 return Some(self.awaited_in_words(held));
@@ -357,7 +357,11 @@ impl Policy {
                 self.holds.due = true;
                 continue;
             }
-            let reason = self.holds.held.get(&id).and_then(|h| h.fails.clone());
+            let held = self.holds.held.get(&id);
+            let Some(in_vain) = held.and_then(|held| held.fails.clone()) else {
+                self.holds.failing.remove(&id);
+                continue;
+            };
             self.stop_waiting(id);
             let Some(e) = self.cluster.execution_mut(id) else {
                 continue;
@@ -368,8 +372,9 @@ impl Policy {
                 tenant: e.tenant.clone(),
                 expected: e.seq,
                 events: vec![Event::Failed {
-                    reason: reason.unwrap_or_default(),
+                    reason: in_vain.words,
                     stderr: String::new(),
+                    fault: Some(Box::new(Fault::Dependency { id: in_vain.id })),
                 }],
                 ticket: None,
             });

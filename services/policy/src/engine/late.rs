@@ -2,7 +2,7 @@
 //! one yields at its next boundary and then fails as pending.
 
 use fiec_schemas::scheduling::{OnMiss, Rule};
-use fiec_schemas::{Cause, Event, ExecutionId, Timestamp};
+use fiec_schemas::{Cause, Event, ExecutionId, Fault, Timestamp};
 
 use super::bind::Placed;
 use super::{Action, Policy};
@@ -88,6 +88,7 @@ impl Policy {
                     events: vec![Event::Failed {
                         reason,
                         stderr: String::new(),
+                        fault: Some(Box::new(Fault::Deadline)),
                     }],
                     ticket: None,
                 });

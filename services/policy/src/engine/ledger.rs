@@ -320,13 +320,19 @@ impl Policy {
         if stage == Stage::Pending {
             let refused = view.event(EventKind::Refused).map(|r| Cause::NotTaken {
                 reason: r.reason.as_deref().unwrap_or("refused").to_owned(),
+                fault: None,
             });
-            let yielded = view.event(EventKind::Yielded).and_then(|y| y.cause());
+            let mut yielded = view.event(EventKind::Yielded).and_then(|y| y.cause());
+            // The next binding repeats the words alone.
+            let fault = match &mut yielded {
+                Some(Cause::NotTaken { fault, .. }) => fault.take(),
+                _ => None,
+            };
             // A change that is known before its message arrives has no events.
             let resumed = view.event(EventKind::Resumed).is_some() || before == Some(Stage::Paused);
             let resumed = resumed.then_some(Cause::Resumed);
             let from = before.and_then(Stage::node);
-            if let Some(node) = from.filter(|_| refused.is_some()) {
+            if let Some(node) = from.filter(|_| refused.is_some() || fault.is_some()) {
                 e.extra().refused(node, now.mono, avoid_ms);
             }
             let back = view.event(EventKind::SteppedBack).and_then(|b| b.cause());
@@ -339,8 +345,8 @@ impl Policy {
             extra.resent = 0;
             extra.deferred = None;
             extra.missing = None;
-            let was_started = matches!(before, Some(Stage::Started(..)));
-            if matches!(stage, Stage::Started(..)) && !was_started {
+            // A node that cannot go on with it may say so only after the start.
+            if view.event(EventKind::Boundary).is_some() {
                 extra.avoid.clear();
             }
         }

@@ -11,7 +11,7 @@
 //! cancelled.
 
 use fiec_schemas::messages::ControlRequest;
-use fiec_schemas::{Cause, Event, EventKind, ExecutionId, PhaseKind};
+use fiec_schemas::{Cause, Event, EventKind, ExecutionId, Fault, PhaseKind};
 
 use super::{Action, Policy};
 use crate::cluster::{Presence, Stage};
@@ -429,8 +429,12 @@ impl Policy {
                     }
                 }
                 _ => {
-                    let stderr = String::new();
-                    self.end(now, id, Event::Failed { reason, stderr }, out);
+                    let failed = Event::Failed {
+                        reason,
+                        stderr: String::new(),
+                        fault: Some(Box::new(Fault::Part { id: part })),
+                    };
+                    self.end(now, id, failed, out);
                 }
             }
         }

@@ -122,13 +122,22 @@ pub struct Awaited {
     pub on: AfterOutcome,
 }
 
+/// A dependency whose outcome is not the required one.
+#[derive(Debug, Clone)]
+pub struct InVain {
+    /// The dependency.
+    pub id: ExecutionId,
+    /// What became of it, in words.
+    pub words: String,
+}
+
 /// The holds of one execution.
 #[derive(Debug, Clone, Default)]
 pub struct Held {
     /// Dependencies that have not ended yet.
     pub after: Vec<Awaited>,
-    /// The reason why it can no longer run.
-    pub fails: Option<String>,
+    /// The dependency because of which it can no longer run.
+    pub fails: Option<InVain>,
     /// Its batch, if named.
     pub batch: Option<BatchId>,
     /// Most executions of its batch that run at once.
@@ -148,14 +157,16 @@ impl Held {
         match (seen, on) {
             (Seen::Ended(Fate::Completed), _) | (Seen::Ended(_), AfterOutcome::Any) => {}
             (Seen::Ended(fate), AfterOutcome::Ok) => {
-                self.fails = Some(format!("it waits for {name}, which {}", fate.in_words()));
+                let words = format!("it waits for {name}, which {}", fate.in_words());
+                self.fails = Some(InVain { id, words });
             }
             (Seen::Vanished, AfterOutcome::Any) if old => {}
             (Seen::Vanished, AfterOutcome::Ok) if old => {
-                self.fails = Some(format!(
+                let words = format!(
                     "it waits for {name}, of which nothing is known any more: it was refused, or it \
                      ended more than 30 days ago"
-                ));
+                );
+                self.fails = Some(InVain { id, words });
             }
             (Seen::Lives | Seen::Vanished, _) => return false,
         }

@@ -45,6 +45,7 @@ impl World {
         let failed = Event::Failed {
             reason: reason.into(),
             stderr: String::new(),
+            fault: None,
         };
         self.append(id, vec![failed], &author, told);
     }

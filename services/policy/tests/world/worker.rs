@@ -1,7 +1,7 @@
 //! The workers of the simulated cluster: they start, complete, refuse and obey.
 
 use fiec_schemas::messages::ControlRequest;
-use fiec_schemas::{Event, ExecutionId, Phase};
+use fiec_schemas::{Cause, Event, ExecutionId, Fault, Phase};
 
 use super::World;
 
@@ -51,10 +51,25 @@ impl World {
             vec![Event::Refused {
                 reason: "full".into(),
                 offer: 0,
+                fault: None,
             }],
             &author,
             true,
         );
+    }
+
+    /// The worker gives back what it has started, because of a fault that is not the program's.
+    pub fn give_back(&mut self, n: u64, fault: Fault) {
+        let (author, at) = (self.author(n), self.wall());
+        let cause = Cause::NotTaken {
+            reason: "no".into(),
+            fault: Some(Box::new(fault)),
+        };
+        let yielded = Event::Yielded {
+            cause,
+            computed_until: at,
+        };
+        self.append(Self::id(n), vec![yielded], &author, true);
     }
 
     /// The worker obeys an order.

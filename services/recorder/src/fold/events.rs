@@ -1,7 +1,7 @@
 //! Each kind of event, and the rows that it leads to.
 
 use fiec_schemas::scheduling::Adjustment;
-use fiec_schemas::{Cause, CauseKind, Event, EventKind, NodeId};
+use fiec_schemas::{Cause, CauseKind, Event, EventKind, Fault, FaultKind, NodeId};
 use sqlx::types::Json;
 
 use super::Step;
@@ -45,9 +45,13 @@ impl Step<'_> {
                 cause,
                 computed_until,
             } => self.yield_up(&cause, computed_until, is_handover),
-            Event::Refused { reason, offer } => {
+            Event::Refused {
+                reason,
+                offer,
+                fault,
+            } => {
                 let detail = format!("{reason} (the node offers {offer} slots)");
-                self.note(EventKind::Refused, detail);
+                self.note_fault(EventKind::Refused, fault.as_deref(), detail);
                 self.end_placement("refused");
             }
             Event::Paused { who } => {
@@ -96,12 +100,13 @@ impl Step<'_> {
                 exit,
                 stderr,
                 backoff_ms,
+                fault,
             } => {
                 let detail = format!(
                     "crash {attempt} since its last commit: {exit}; tried again after \
                      {backoff_ms} ms"
                 );
-                self.note(EventKind::Crashed, detail);
+                self.note_fault(EventKind::Crashed, fault.as_deref(), detail);
                 self.columns().stderr_tail = Some(stderr);
             }
             Event::Completed {
@@ -139,7 +144,11 @@ impl Step<'_> {
             }
             Event::SteppedBack { to, cause } => self.step_back(to, &cause),
             Event::Healed { kept, lost, .. } => self.heal(kept, lost),
-            Event::Failed { reason, stderr } => self.fail(reason, stderr),
+            Event::Failed {
+                reason,
+                stderr,
+                fault,
+            } => self.fail(reason, stderr, fault.as_deref()),
             Event::Cancelled { who } => {
                 self.note_by(who, EventKind::Cancelled, |who| {
                     format!("cancelled by {who}")
@@ -186,27 +195,44 @@ impl Step<'_> {
 
     /// Adds a row to `execution_events`, with the placement in force.
     pub(super) fn note(&mut self, kind: EventKind, detail: String) {
-        self.add_event(kind, None, None, detail);
+        self.add_event(kind, Why::default(), detail);
     }
 
     /// The same for an event that has a cause.
     pub(super) fn note_cause(&mut self, kind: EventKind, cause: &Cause, detail: String) {
-        self.add_event(kind, Some(cause.kind()), None, detail);
+        let fault = match cause {
+            Cause::NotTaken { fault, .. } => fault.as_deref(),
+            _ => None,
+        };
+        let why = Why {
+            cause: Some(cause.kind()),
+            fault: fault.map(Fault::kind),
+            who: None,
+        };
+        self.add_event(kind, why, detail);
+    }
+
+    /// The same for an event that tells a fault.
+    pub(super) fn note_fault(&mut self, kind: EventKind, fault: Option<&Fault>, detail: String) {
+        let why = Why {
+            fault: fault.map(Fault::kind),
+            ..Why::default()
+        };
+        self.add_event(kind, why, detail);
     }
 
     /// The same for an event that somebody asked for.
     fn note_by(&mut self, who: String, kind: EventKind, words: impl FnOnce(&str) -> String) {
         let detail = words(&who);
-        self.add_event(kind, None, Some(who), detail);
+        let why = Why {
+            who: Some(who),
+            ..Why::default()
+        };
+        self.add_event(kind, why, detail);
     }
 
-    fn add_event(
-        &mut self,
-        kind: EventKind,
-        cause: Option<CauseKind>,
-        who: Option<String>,
-        detail: String,
-    ) {
+    fn add_event(&mut self, kind: EventKind, why: Why, detail: String) {
+        let Why { cause, fault, who } = why;
         let tracked = &*self.tracked;
         self.rows.days.insert(day_of(self.stored_at));
         self.rows.events.push(EventRow {
@@ -219,6 +245,16 @@ impl Step<'_> {
             node: tracked.node.clone().filter(|_| tracked.open),
             who,
             detail,
+            fault,
+            fault_owner: fault.map(FaultKind::owner),
         });
     }
+}
+
+/// Why an event happened.
+#[derive(Default)]
+struct Why {
+    cause: Option<CauseKind>,
+    fault: Option<FaultKind>,
+    who: Option<String>,
 }

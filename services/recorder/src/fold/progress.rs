@@ -2,8 +2,8 @@
 
 use fiec_schemas::energy::Energy;
 use fiec_schemas::{
-    BoundaryEvent, BoundaryIndex, Cause, EventKind, Ordinal, Output, ResultObject, StatePlace,
-    Timestamp,
+    BoundaryEvent, BoundaryIndex, Cause, EventKind, Fault, Ordinal, Output, ResultObject,
+    StatePlace, Timestamp,
 };
 use serde_json::Value;
 use sqlx::types::Json;
@@ -77,11 +77,12 @@ impl Step<'_> {
         self.rows.results.extend(object);
     }
 
-    pub(super) fn fail(&mut self, reason: String, stderr: String) {
-        self.note(EventKind::Failed, reason.clone());
+    pub(super) fn fail(&mut self, reason: String, stderr: String, fault: Option<&Fault>) {
+        self.note_fault(EventKind::Failed, fault, reason.clone());
         self.end_placement("failed");
         let columns = self.columns();
         columns.failure = Some(reason);
+        columns.fault = fault.map(Fault::kind);
         if !stderr.is_empty() {
             columns.stderr_tail = Some(stderr);
         }

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use fiec_schemas::{
-    BatchId, BoundaryIndex, ClientId, Contract, Digest, Epoch, ExecutionId, ExecutionState, NodeId,
-    Ordinal, Output, Phase, PhaseKind, RequestKind, Sequence, Submission, Tenant, Timestamp,
+    BatchId, BoundaryIndex, ClientId, Contract, Digest, Epoch, ExecutionId, ExecutionState,
+    FaultKind, NodeId, Ordinal, Output, Owner, Phase, PhaseKind, RequestKind, Sequence, Submission,
+    Tenant, Timestamp,
 };
 use serde_json::Value;
 use sqlx::types::Json;
@@ -116,6 +117,14 @@ table! {
         device_intervals: Option<u64> = Take,
         /// Digest of the last message's header.
         digest: Option<Digest> = Take,
+        /// Faults of nodes over its life.
+        node_faults: u64 = Take,
+        /// Faults of the infrastructure over its life.
+        infrastructure_faults: u64 = Take,
+        /// Why it failed.
+        fault: Option<FaultKind> = Fill,
+        /// Whose fault that was.
+        fault_owner: Option<Owner> = Fill,
     }
     beside {
         /// True if the table cannot hold it yet.
@@ -135,13 +144,15 @@ pub(crate) struct EventColumns {
     pub outputs: Option<Json<Vec<Output>>>,
     pub failure: Option<String>,
     pub stderr_tail: Option<String>,
+    /// Why it failed.
+    pub fault: Option<FaultKind>,
 }
 
 impl EventColumns {
     /// Withdraws how it ended.
     pub(crate) fn withdraw_end(&mut self) {
         (self.capsules, self.result, self.outputs) = (None, None, None);
-        (self.failure, self.stderr_tail) = (None, None);
+        (self.failure, self.stderr_tail, self.fault) = (None, None, None);
     }
 }
 
@@ -211,6 +222,10 @@ impl ExecutionRow {
             device_uj: energy.device.map(|device| device.uj),
             device_intervals: energy.device.map(|device| device.intervals),
             digest: tracked.digest,
+            node_faults: totals.node_faults,
+            infrastructure_faults: totals.infrastructure_faults,
+            fault: events.fault,
+            fault_owner: events.fault.map(FaultKind::owner),
             is_new,
         }
     }

@@ -2,8 +2,8 @@
 
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::{
-    BatchId, BoundaryIndex, CauseKind, Digest, Epoch, EventKind, ExecutionId, NodeId, Ordinal,
-    Output, Sequence, Tenant, Timestamp,
+    BatchId, BoundaryIndex, CauseKind, Digest, Epoch, EventKind, ExecutionId, FaultKind, NodeId,
+    Ordinal, Output, Owner, Sequence, Tenant, Timestamp,
 };
 use sqlx::types::Json;
 
@@ -81,6 +81,10 @@ table! {
         who: Option<String>,
         /// In one sentence.
         detail: String,
+        /// What stopped or ended it.
+        fault: Option<FaultKind>,
+        /// Whose fault that was.
+        fault_owner: Option<Owner>,
     }
 }
 

@@ -6,8 +6,8 @@ use std::borrow::Cow;
 
 use fiec_schemas::messages::{NodeEventKind, VerificationOutcome};
 use fiec_schemas::{
-    BatchId, CauseKind, ClientId, Contract, Digest, EventKind, ExecutionId, InstanceId, NodeId,
-    PhaseKind, RequestKind, Signal, Tenant, Timestamp,
+    BatchId, CauseKind, ClientId, Contract, Digest, EventKind, ExecutionId, FaultKind, InstanceId,
+    NodeId, Owner, PhaseKind, RequestKind, Signal, Tenant, Timestamp,
 };
 use serde::Serialize;
 use sqlx::encode::IsNull;
@@ -72,6 +72,8 @@ values! { 25, 1009:
     PhaseKind => |v| v.as_str();
     RequestKind => |v| v.as_str();
     CauseKind => |v| v.as_str();
+    FaultKind => |v| v.as_str();
+    Owner => |v| v.as_str();
     NodeEventKind => |v| v.as_str();
     VerificationOutcome => |v| v.as_str();
 }

@@ -7,7 +7,7 @@ use crate::world::worker::digest;
 use fiec_policy::holds::Fate;
 use fiec_schemas::programs::TileRange;
 use fiec_schemas::spread::{PARTS_LIMIT, part_id};
-use fiec_schemas::{BoundaryEvent, Cause};
+use fiec_schemas::{BoundaryEvent, Cause, Fault};
 
 /// Time to take a part back, in microseconds.
 const MERGE_US: u64 = 1_000;
@@ -170,6 +170,7 @@ impl<D: Decide> World<'_, D> {
                     return Some(vec![Event::Failed {
                         reason: "its program ended with exit status 1".to_owned(),
                         stderr: String::new(),
+                        fault: Some(Box::new(Fault::Exited { status: 1 })),
                     }]);
                 }
                 // A part leaves its last σ to its holder, with a boundary of its own if the last

@@ -6,7 +6,7 @@ use super::*;
 use crate::broken::Rule;
 use crate::node::{Order, Run, Write};
 use crate::world::broker::{Author, Stored};
-use fiec_schemas::{BoundaryEvent, CommitPolicy, Digest};
+use fiec_schemas::{BoundaryEvent, CommitPolicy, Digest, Fault};
 
 /// Interval of commits under `auto`, in microseconds.
 const AUTO_US: u64 = 1_000_000;
@@ -258,6 +258,7 @@ impl<D: Decide> World<'_, D> {
             Write::Finish if fails => vec![Event::Failed {
                 reason: "its program ended with exit status 1".to_owned(),
                 stderr: String::new(),
+                fault: Some(Box::new(Fault::Exited { status: 1 })),
             }],
             Write::Finish => vec![Event::Completed {
                 result: serde_json::Value::Null,
@@ -267,7 +268,11 @@ impl<D: Decide> World<'_, D> {
                 outputs: Vec::new(),
                 energy: None,
             }],
-            Write::Refuse(reason) => vec![Event::Refused { reason, offer: 0 }],
+            Write::Refuse(reason) => vec![Event::Refused {
+                reason,
+                offer: 0,
+                fault: None,
+            }],
             // `range_events` handles these.
             Write::Split(_) | Write::Merge | Write::Rest => return None,
             Write::Unpark(reason) => vec![Event::Unparked {

@@ -160,11 +160,12 @@ impl JsonLines {
                 if let Some(ending) = patience.ending() {
                     return Err(ending.into_error());
                 }
-                return Err(transient(format!(
-                    "ended with {} without a word (capsule {})",
+                let words = format!(
+                    "{program} ended with {} without a word (capsule {})",
                     in_words(status),
                     cx.index() + 1
-                )));
+                );
+                return Err(self.work.ended_with(&self.package, status, words));
             }
             patience.tick(&talk.process, cx.wishes.as_deref())?;
             if talk.lines.as_ref().is_some_and(|lines| lines.closed) {

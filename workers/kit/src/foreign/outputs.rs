@@ -31,7 +31,7 @@ pub struct Places<'a> {
 }
 
 fn cannot(what: &str, path: &Path, error: std::io::Error) -> ProgramError {
-    ProgramError::Transient(format!("cannot {what} {}: {error}", path.display()))
+    ProgramError::of_files(what, path, &error)
 }
 
 impl Outputs {

@@ -44,7 +44,7 @@ fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ProgramError
 }
 
 fn io_error(what: &str, path: &Path, error: io::Error) -> ProgramError {
-    ProgramError::Transient(format!("cannot {what} {}: {error}", path.display()))
+    ProgramError::of_files(what, path, &error)
 }
 
 /// Opens the folder `name` of a run, in which a program works.

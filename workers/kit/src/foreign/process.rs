@@ -3,12 +3,14 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::Path;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 use super::guard;
 use crate::program::ProgramError;
+use crate::start::NotStarted;
 
 /// A running process, the leader of its group.
 pub struct Process {
@@ -21,14 +23,14 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts it. `entry` is its name for messages.
+    /// Starts it. `folder`: of the package whose file the command may be.
     ///
     /// # Errors
     /// When it cannot be run.
     #[allow(unsafe_code)]
     pub fn spawn(
         mut command: Command,
-        entry: &str,
+        folder: Option<&Path>,
         ender: Option<Vec<String>>,
     ) -> Result<Self, ProgramError> {
         let parent = rustix::process::getpid();
@@ -45,19 +47,8 @@ impl Process {
             });
         }
         let child = command.spawn().map_err(|error| {
-            let mut text = format!("cannot run {entry:?}, the entry of its manifest: {error}");
-            if error.kind() == io::ErrorKind::NotFound {
-                text.push_str(match entry.contains('/') {
-                    true => "; it is not there, or the interpreter in its first line is not",
-                    false => "; it is looked up in the PATH of the node",
-                });
-            }
-            match error.kind() {
-                io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => {
-                    ProgramError::Permanent(text)
-                }
-                _ => ProgramError::Transient(text),
-            }
+            let program = command.get_program().to_string_lossy();
+            NotStarted::of(&program, folder, &error)
         })?;
         let group = Pid::from_child(&child);
         let fd = pidfd_open(group, PidfdFlags::empty()).map_err(ProgramError::transient)?;

@@ -96,12 +96,13 @@ impl StateDir {
                     true => String::new(),
                     false => format!("; it said: {last}"),
                 };
-                Err(ProgramError::Transient(format!(
+                let words = format!(
                     "{}: the process of capsule {} ended with {}{said}",
                     self.package.program,
                     cx.index() + 1,
                     in_words(status)
-                )))
+                );
+                Err(self.work.ended_with(&self.package, status, words))
             }
         }
     }

@@ -17,11 +17,12 @@
 
 use std::fs;
 use std::io::{self, Read as _};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 
-use fiec_schemas::Digest;
 use fiec_schemas::package::Grant;
+use fiec_schemas::{Digest, Fault, StartError};
 use serde_json::Value;
 
 use super::container::{self, Engine};
@@ -66,8 +67,12 @@ pub struct Work {
     container: Option<(Engine, String)>,
 }
 
+fn cannot_start(command: String, error: StartError) -> Fault {
+    Fault::CannotStart { command, error }
+}
+
 fn cannot<'a>(what: &'a str, path: &'a Path) -> impl FnOnce(io::Error) -> ProgramError + 'a {
-    move |error| ProgramError::Transient(format!("cannot {what} {}: {error}", path.display()))
+    move |error| ProgramError::of_files(what, path, &error)
 }
 
 /// Collects the objects that parameters name.
@@ -112,7 +117,10 @@ impl Work {
             .map_err(cannot("make a folder in", &place))?;
         let container = match &package.manifest.image {
             Some(image) => {
-                let engine = Engine::find().map_err(ProgramError::Permanent)?;
+                let engine = Engine::find().map_err(|words| ProgramError::Faulty {
+                    fault: Box::new(cannot_start("podman".to_owned(), StartError::NotFound)),
+                    words,
+                })?;
                 let image = engine.image(&package.folder, image)?;
                 Some((engine, image))
             }
@@ -442,11 +450,35 @@ impl Work {
             command.stderr(Stdio::piped());
         }
         let remove = self.remove();
-        let process = Process::spawn(command, name, ender)?;
+        let own = self.container.is_none().then_some(&*package.folder);
+        let process = Process::spawn(command, own, ender)?;
         if let Some(guard) = &mut self.guard {
             guard.will(&format!("{}; {remove}", process.will()));
         }
         Ok(process)
+    }
+
+    /// The error of a process of the entry that ended with a status that its protocol does not know.
+    pub fn ended_with(&self, package: &Package, status: ExitStatus, words: String) -> ProgramError {
+        let entry = &package.manifest.entry;
+        let fault = match (status.code(), &self.container) {
+            // With these a shell and `env` end in place of a program that they cannot execute.
+            (Some(126), None) => cannot_start(entry.join(" "), StartError::NotExecutable),
+            (Some(127), None) => cannot_start(entry.join(" "), StartError::NotFound),
+            // With this an engine ends if it cannot make the container.
+            (Some(125), Some((engine, _))) => {
+                cannot_start(engine.program.display().to_string(), StartError::Other)
+            }
+            (Some(status), _) => Fault::Exited { status },
+            (None, _) => match status.signal() {
+                Some(signal) => Fault::Signalled { signal },
+                None => Fault::Unexplained,
+            },
+        };
+        ProgramError::Faulty {
+            fault: Box::new(fault),
+            words,
+        }
     }
 
     fn remove(&self) -> String {

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fiec_kernels::device::{self, Device, DeviceError, Devices};
-use fiec_schemas::Digest;
 use fiec_schemas::package::{DeviceGrant, Grant};
 use fiec_schemas::programs::Arithmetic;
+use fiec_schemas::{Digest, Fault};
 
 use crate::program::{Inputs, ProgramError};
 
@@ -70,9 +70,11 @@ impl Place {
 pub(super) fn failed(error: DeviceError) -> ProgramError {
     match error {
         DeviceError::Budget { .. } | DeviceError::Library(_) => ProgramError::permanent(error),
-        DeviceError::Absent(_) | DeviceError::Memory { .. } | DeviceError::Driver { .. } => {
-            ProgramError::transient(error)
-        }
+        DeviceError::Absent(_) | DeviceError::Driver { .. } => ProgramError::Faulty {
+            words: error.to_string(),
+            fault: Box::new(Fault::DeviceLost),
+        },
+        DeviceError::Memory { .. } => ProgramError::transient(error),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use fiec_kit::frames::Report;
+use fiec_schemas::{Fault, FaultKind, Owner, StartError};
 use serde_json::json;
 
 use crate::harness::{Child, Made, Next, json_lines, runs, state_dir, until};
@@ -15,6 +16,33 @@ fn fails(made: &Made, permanent: bool, words: &[&str]) {
     for word in words {
         assert!(reason.contains(word), "{word:?} is not in: {reason}");
     }
+}
+
+fn fault_of(made: &Made) -> Fault {
+    let outcome = Child::outcome(&made.package, &json!({}), None);
+    outcome.fault().unwrap().clone()
+}
+
+#[test]
+fn each_end_of_a_process_is_charged_to_whom_it_belongs() {
+    let end = |script: &str| fault_of(&state_dir(script, json!({})));
+    assert_eq!(end("exit 3"), Fault::Exited { status: 3 });
+    assert_eq!(end("kill -KILL $$"), Fault::Signalled { signal: 9 });
+    // A shell and `env` end so in place of what they cannot find.
+    for script in ["no-such-command-here", "exec env no-such-command-here"] {
+        let fault = end(script);
+        assert_eq!(fault.kind(), FaultKind::CannotStart, "{fault:?}");
+        assert_eq!(fault.kind().owner(), Owner::Node);
+    }
+    let mut made = state_dir("exit 0", json!({}));
+    made.package.manifest.entry = vec!["no-such-command-here".to_owned()];
+    let command = "no-such-command-here".to_owned();
+    let error = StartError::NotFound;
+    assert_eq!(fault_of(&made), Fault::CannotStart { command, error });
+    made.package.manifest.entry = vec!["./missing.sh".to_owned()];
+    assert_eq!(fault_of(&made), Fault::BrokenPackage);
+    let made = json_lines("hear(); sys.exit(4)", json!({}));
+    assert_eq!(fault_of(&made), Fault::Exited { status: 4 });
 }
 
 #[test]
@@ -283,10 +311,10 @@ fn a_gigabyte_on_both_streams_takes_no_memory_of_the_child() {
 fn an_entry_that_cannot_be_run_is_named() {
     let mut made = state_dir("exit 0", json!({}));
     made.package.manifest.entry = vec!["./missing.sh".to_owned()];
-    fails(&made, true, &["./missing.sh", "entry"]);
+    fails(&made, true, &["./missing.sh", "no such file"]);
     let mut made = state_dir("exit 0", json!({}));
     made.package.manifest.entry = vec!["no-such-command-here".to_owned()];
-    fails(&made, true, &["no-such-command-here"]);
+    fails(&made, false, &["no-such-command-here", "PATH is "]);
     let path = made.folder.path().join("run.sh");
     std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
     made.package.manifest.entry = vec!["./run.sh".to_owned()];

@@ -14,7 +14,7 @@ use fiec_kit::frames::{
 };
 use fiec_kit::program::Inputs;
 use fiec_schemas::package::{Grant, Manifest};
-use fiec_schemas::{CommitPolicy, ExecutionId};
+use fiec_schemas::{CommitPolicy, ExecutionId, Fault};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -254,9 +254,22 @@ impl Outcome {
         }
     }
 
+    /// The fault, if its adaptor knows it.
+    pub fn fault(&self) -> Option<&Fault> {
+        match &self.end {
+            Some((Report::Failed { fault, .. }, _)) => fault.as_deref(),
+            end => panic!("not failed: {end:?}"),
+        }
+    }
+
     pub fn failure(&self) -> (bool, &str) {
         match &self.end {
-            Some((Report::Failed { permanent, reason }, _)) => (*permanent, reason),
+            Some((
+                Report::Failed {
+                    permanent, reason, ..
+                },
+                _,
+            )) => (*permanent, reason),
             end => panic!("not failed: {end:?}"),
         }
     }

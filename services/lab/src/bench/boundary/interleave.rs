@@ -106,7 +106,7 @@ async fn completed(ledger: &Ledger, execution: ExecutionId) -> anyhow::Result<Op
     for event in &last.message.events {
         match event {
             Event::Completed { computed_until, .. } => return Ok(Some(*computed_until)),
-            Event::Failed { reason, stderr } => bail!("it failed: {reason}\n{stderr}"),
+            Event::Failed { reason, stderr, .. } => bail!("it failed: {reason}\n{stderr}"),
             _ => {}
         }
     }

@@ -108,6 +108,8 @@ pub struct Totals {
     pub rebindings: u64,
     pub pressure: u64,
     pub crashes: u64,
+    pub node_faults: u64,
+    pub infrastructure_faults: u64,
     pub compute_us: u64,
     pub steps_back: u64,
 }

@@ -26,6 +26,20 @@ const OF_THE_HOLDER: [&str; 12] = [
     "started",
 ];
 
+/// Faults that are charged to a node.
+const OF_NODES: [&str; 7] = [
+    "cannot_start",
+    "disk_full",
+    "device_lost",
+    "frozen",
+    "worker_panicked",
+    "worker_died",
+    "corrupt",
+];
+
+/// Faults that are charged to what the nodes share.
+const OF_THE_INFRASTRUCTURE: [&str; 2] = ["data_lost", "broker"];
+
 /// What the events of a ledger come to so far.
 #[derive(Debug, Default)]
 struct Fold {
@@ -221,6 +235,7 @@ impl Fold {
             let what = format!("{kind} by {author}; {} holds it", self.holder);
             say(Rule::Holder, what);
         }
+        self.charge(event, kind, cause);
         match kind {
             "submitted" => {
                 if message.state.ordinal != 1 {
@@ -279,6 +294,20 @@ impl Fold {
             }
             _ => {}
         }
+    }
+
+    /// Counts whose fault it was.
+    fn charge(&mut self, event: &Value, kind: &str, cause: &str) {
+        let told = match kind {
+            "refused" | "crashed" | "failed" => &event["fault"],
+            "yielded" if cause == "not_taken" => &event["cause"]["fault"],
+            _ => &Value::Null,
+        };
+        let died = cause == "lost" && matches!(kind, "bound" | "yielded");
+        let of_node = OF_NODES.contains(&text(told, "is")) || died && self.phase == "started";
+        let shared = OF_THE_INFRASTRUCTURE.contains(&text(told, "is"));
+        self.totals.node_faults += u64::from(of_node);
+        self.totals.infrastructure_faults += u64::from(shared);
     }
 
     fn bind(&mut self, event: &Value, author: &str, say: &mut impl FnMut(Rule, String)) {

@@ -24,7 +24,7 @@ const QUERIES: [(&str, &str); 9] = [
         "executions",
         "SELECT id, tenant, phase, CASE WHEN phase IN ('bound', 'started') THEN node END, epoch, \
          boundary_index, encode(state_digest, 'hex'), commits, state_bytes, rebindings, \
-         pressure_rebindings, crashes, compute_us, capsules, finished_at IS NOT NULL, \
+         pressure_rebindings, crashes, node_faults, infrastructure_faults, compute_us, capsules, finished_at IS NOT NULL, \
          batch_id, batch_line, ordinal, seq, encode(digest, 'hex'), author, \
          (SELECT string_agg(concat_ws(' ', o ->> 'name', o ->> 'digest', o ->> 'bytes'), ', ') \
           FROM jsonb_array_elements(outputs) o) FROM executions",
@@ -440,6 +440,8 @@ fn execution(last: &Message, capsules: Option<u64>, outputs: &str) -> String {
         totals.rebindings.to_string(),
         totals.pressure.to_string(),
         totals.crashes.to_string(),
+        totals.node_faults.to_string(),
+        totals.infrastructure_faults.to_string(),
         totals.compute_us.to_string(),
         or_null(capsules),
         flag(state.phase.is_terminal()).to_owned(),

@@ -35,7 +35,12 @@ impl Stage {
         let (node, device) = (node.to_owned(), device.to_owned());
         if share > self.free(&node, &device, n) {
             let reason = "its device has not so much left".to_owned();
-            return self.append(n, vec![Event::Refused { reason, offer: 0 }], false);
+            let refused = Event::Refused {
+                reason,
+                offer: 0,
+                fault: None,
+            };
+            return self.append(n, vec![refused], false);
         }
         let (epoch, at) = (job.state.epoch, self.wall());
         let job = &mut self.jobs[n];

@@ -1,0 +1,145 @@
+//! Why an execution has ended as it has, from the last message of its ledger.
+
+use fiec_schemas::event::Totals;
+use fiec_schemas::messages::Why;
+use fiec_schemas::{Event, Fault, LedgerMessage, Owner, StartError};
+
+/// How it ended, whose fault that was, and what would help. `name`: the execution as its asker calls
+/// it.
+pub(super) fn why(message: &LedgerMessage, name: &str) -> Why {
+    let state = &message.state;
+    let (how, fault) = message
+        .events
+        .iter()
+        .rev()
+        .find_map(ending)
+        .unwrap_or_else(|| (state.phase.as_str().to_owned(), None));
+    let whose = fault.map_or_else(String::new, |fault| {
+        format!("; {}", whose(fault.kind().owner()))
+    });
+    Why {
+        summary: format!("{name} {how}{whose}{}", faults(&state.totals)),
+        would_help: fault.and_then(would_help).into_iter().collect(),
+        phase: state.phase.kind(),
+        candidates: Vec::new(),
+        place: None,
+        cause: None,
+        decision: None,
+        thresholds: Vec::new(),
+        would_move: Vec::new(),
+        would_go_to: None,
+        waits_for: Vec::new(),
+        next: None,
+    }
+}
+
+/// The words and the fault of an event that ends an execution.
+fn ending(event: &Event) -> Option<(String, Option<&Fault>)> {
+    Some(match event {
+        Event::Completed { capsules, .. } => (format!("completed after {capsules} capsules"), None),
+        Event::Failed { reason, fault, .. } => (format!("failed: {reason}"), fault.as_deref()),
+        Event::Cancelled { who } => (format!("was cancelled by {who}"), None),
+        Event::Returned { to } => (format!("ended early; what is left is done by {to}"), None),
+        _ => return None,
+    })
+}
+
+const fn whose(owner: Owner) -> &'static str {
+    match owner {
+        Owner::Program => "that is charged to its program",
+        Owner::Node => "that is charged to its node",
+        Owner::Infrastructure => "that is charged to the infrastructure",
+        Owner::Submission => "its submission wants it so",
+    }
+}
+
+/// The faults of its whole life, as the end of a sentence.
+fn faults(totals: &Totals) -> String {
+    let all = [
+        (totals.crashes, "of the program"),
+        (totals.node_faults, "of nodes"),
+        (totals.infrastructure_faults, "of the infrastructure"),
+    ];
+    let some: Vec<_> = all
+        .iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, whose)| format!("{count} {whose}"))
+        .collect();
+    match some.is_empty() {
+        true => String::new(),
+        false => format!(". Faults in its life: {}", some.join(", ")),
+    }
+}
+
+fn would_help(fault: &Fault) -> Option<String> {
+    Some(match fault {
+        Fault::BrokenPackage => {
+            "a version of the package whose `entry` is one of its files, with execute permission"
+                .to_owned()
+        }
+        Fault::CannotStart { command, error } => match error {
+            StartError::NotFound => format!("{command} in the PATH of the worker"),
+            _ => format!("a node that can start {command}"),
+        },
+        Fault::DiskFull => "space on the node's disk".to_owned(),
+        Fault::Limit => "a higher limit in the program's manifest".to_owned(),
+        Fault::DataLost => "the submission, sent again under another id".to_owned(),
+        Fault::Dependency { id } | Fault::Part { id } => {
+            format!("`fiec why {id}` says why that one failed")
+        }
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fiec_schemas::{ExecutionState, PhaseKind, Submission, Tenant, Timestamp};
+    use std::sync::Arc;
+
+    fn said(event: Event) -> Why {
+        let state = ExecutionState::unborn(
+            Tenant::new("lab").unwrap(),
+            fiec_schemas::ExecutionId(uuid::Uuid::from_u128(7)),
+            Arc::new(Submission::of("synthetic@1")),
+            None,
+            Timestamp::from_micros(1),
+        );
+        let events = vec![Event::Submitted, event];
+        let at = Timestamp::from_micros(2);
+        let state = state.after(&events, "policy/a", at, None).unwrap();
+        let state = state.into();
+        let message = LedgerMessage {
+            v: 1,
+            events,
+            state,
+            sig: None,
+        };
+        why(&message, "job-7")
+    }
+
+    #[test]
+    fn a_failure_says_whose_fault_it_was_and_what_would_help() {
+        let failed = |fault| Event::Failed {
+            reason: "no".to_owned(),
+            stderr: String::new(),
+            fault: Some(Box::new(fault)),
+        };
+        let program = said(failed(Fault::BrokenPackage));
+        assert_eq!(
+            program.summary,
+            "job-7 failed: no; that is charged to its program"
+        );
+        assert!(program.would_help[0].contains("entry"));
+        let lost = said(failed(Fault::DataLost));
+        assert_eq!(
+            lost.summary,
+            "job-7 failed: no; that is charged to the infrastructure. Faults in its life: 1 of the \
+             infrastructure"
+        );
+        let who = "ann".to_owned();
+        let cancelled = said(Event::Cancelled { who });
+        assert_eq!(cancelled.summary, "job-7 was cancelled by ann");
+        assert_eq!(cancelled.phase, PhaseKind::Cancelled);
+    }
+}

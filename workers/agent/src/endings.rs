@@ -1,0 +1,108 @@
+//! How a child ended, and whose fault that is.
+
+use std::fmt;
+
+use fiec_schemas::{Fault, StartError};
+use rustix::process::WaitIdStatus;
+
+/// How a child ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Exit {
+    /// By itself, with this status.
+    Status(i32),
+    /// By this signal.
+    Signal(i32),
+    /// It closed its socket, and had to be killed.
+    Killed,
+    /// The kernel does not say it, for this reason.
+    Unknown(String),
+}
+
+impl Exit {
+    /// The fault of a program that ended so before it had completed.
+    pub fn fault(&self) -> Fault {
+        match self {
+            Self::Status(status) => Fault::Exited { status: *status },
+            Self::Signal(signal) => Fault::Signalled { signal: *signal },
+            Self::Killed | Self::Unknown(_) => Fault::Unexplained,
+        }
+    }
+
+    /// What a shell and `env` mean by the status with which they end in place of a program that they
+    /// cannot execute (POSIX, Shell Command Language, 2.8.2).
+    pub fn start_error(&self) -> Option<StartError> {
+        match self {
+            Self::Status(126) => Some(StartError::NotExecutable),
+            Self::Status(127) => Some(StartError::NotFound),
+            _ => None,
+        }
+    }
+}
+
+impl From<&WaitIdStatus> for Exit {
+    fn from(status: &WaitIdStatus) -> Self {
+        match (status.exit_status(), status.terminating_signal()) {
+            (Some(code), _) => Self::Status(code),
+            (None, Some(signal)) => Self::Signal(signal),
+            (None, None) => Self::Unknown("unknown exit".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Status(code) => write!(f, "exit status {code}"),
+            Self::Signal(signal) => write!(f, "signal {signal}"),
+            Self::Killed => f.write_str("closed its socket and had to be killed"),
+            Self::Unknown(reason) => f.write_str(reason),
+        }
+    }
+}
+
+/// Why a child left its runner without a report that ends the run.
+#[derive(Debug)]
+pub(crate) enum Loss {
+    /// It ended.
+    Ended,
+    /// It sent something that cannot be read, for this reason.
+    Unreadable(String),
+    /// It sent a report that cannot be used.
+    Unusable,
+    /// It was stopped from outside, and ended for that.
+    Frozen(String),
+}
+
+impl Loss {
+    /// The fault and its words. `exit`: how the child ended then, or was ended.
+    pub fn of(self, exit: &Exit) -> (Fault, String) {
+        match self {
+            Self::Ended => (exit.fault(), exit.to_string()),
+            Self::Unreadable(error) => (Fault::WrongAnswer, format!("{error}; {exit}")),
+            Self::Unusable => (
+                Fault::WrongAnswer,
+                format!("its report cannot be used; {exit}"),
+            ),
+            Self::Frozen(reason) => (Fault::Frozen, format!("{reason}; {exit}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fiec_schemas::FaultKind;
+
+    #[test]
+    fn the_status_of_a_shell_that_finds_no_program_is_told_apart() {
+        let env = |name: &str| {
+            let status = std::process::Command::new("env").arg(name).status();
+            Exit::Status(status.unwrap().code().unwrap())
+        };
+        let missing = env("no-such-command-of-fiec");
+        assert_eq!(missing.start_error(), Some(StartError::NotFound));
+        assert_eq!(env("/").start_error(), Some(StartError::NotExecutable));
+        assert_eq!(env("false").start_error(), None);
+        assert_eq!(missing.fault().kind(), FaultKind::Exited);
+    }
+}
