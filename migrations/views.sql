@@ -230,6 +230,10 @@ SELECT v.at,
 FROM execution_events v
 JOIN executions e ON e.id = v.execution
 WHERE v.fault IS NOT NULL
+  -- An execution that gives up fails with its last crash.
+  AND NOT (v.kind = 'failed' AND EXISTS (
+      SELECT FROM execution_events c
+      WHERE c.execution = v.execution AND c.ordinal = v.ordinal AND c.kind = 'crashed'))
 UNION ALL
 SELECT p.ended_at,
        p.execution,
@@ -243,7 +247,11 @@ SELECT p.ended_at,
        'the worker went away while it computed'
 FROM placements p
 JOIN executions e ON e.id = p.execution
-WHERE p.end_reason = 'lost' AND p.started_at IS NOT NULL;
+WHERE p.end_reason = 'lost' AND p.started_at IS NOT NULL
+  -- What the broker had lost, and `fiec repair` began anew, was no worker's.
+  AND NOT EXISTS (
+      SELECT FROM execution_events h
+      WHERE h.execution = p.execution AND h.ordinal = p.ended_in AND h.kind = 'healed');
 
 -- ---------------------------------------------------------------------------------------------------
 -- Deadlines

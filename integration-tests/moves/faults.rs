@@ -91,7 +91,7 @@ async fn a_failure_is_told_with_whose_fault_it_was() {
     );
     let said = why("needs").await;
     assert!(
-        said.summary.contains("its submission wants it so"),
+        said.summary.contains("that follows from its submission"),
         "{said:?}"
     );
     assert!(
@@ -100,7 +100,7 @@ async fn a_failure_is_told_with_whose_fault_it_was() {
     );
     let status = lab.fiec(&["status", "crashes"]).await.expect(0).stdout;
     assert!(
-        status.contains("2 of the program (2 since the last commit), 0 of nodes"),
+        status.contains("2 crashes of the program (2 since the last commit), 0 faults of nodes"),
         "{status}"
     );
     lab.recorded(2).await;
@@ -123,7 +123,6 @@ async fn a_failure_is_told_with_whose_fault_it_was() {
         [
             "crashes crashed program exited",
             "crashes crashed program exited",
-            "crashes failed program exited",
             "needs failed submission dependency",
         ]
     );

@@ -217,7 +217,8 @@ tagged! { "type", "Event", EventKind,
             stderr: String,
             /// Pause before the next attempt, in ms.
             backoff_ms: u64,
-            /// How it ended: a fault of the program. Absent if an earlier version wrote this.
+            /// How it ended: a fault of the program. Absent if an earlier version wrote this, or if the
+            /// worker's own code failed, which counts like a crash.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             fault: Option<Box<Fault>>,
         },

@@ -279,7 +279,7 @@ pub struct ApiReply {
     pub envelopes: Option<NodeEnvelopes>,
 }
 
-/// Why an execution runs where it runs, or waits.
+/// Why an execution runs where it runs, waits, or has ended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Why {
     /// The reason in one sentence.

@@ -19,7 +19,7 @@ named! {
         Reconfigure,
         /// Change its priority, thresholds, deadline, memory or nodes.
         Adjust,
-        /// Explain why it runs where it runs, or waits.
+        /// Explain why it runs where it runs, waits, or has ended.
         Why,
     }
 }

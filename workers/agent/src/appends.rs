@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fiec_broker::{AppendError, BrokerError, Draft, Tip, store};
-use fiec_schemas::{Digest, Event, Fault};
+use fiec_schemas::{Digest, Event, Fault, TransitionError};
 use futures_util::future::join_all;
 
 use crate::ended::End;
@@ -270,6 +270,13 @@ impl Runner {
     /// were to follow the message.
     async fn impossible(&mut self, error: &AppendError, after: Vec<After>) {
         tracing::error!(%error, "a ledger message could not be made");
+        // A program may say a boundary twice, or out of order. All else is made here.
+        let fault = match error {
+            AppendError::Transition(
+                TransitionError::Progress { .. } | TransitionError::Spread { .. },
+            ) => Fault::WrongAnswer,
+            _ => Fault::WorkerPanicked,
+        };
         let not_recorded = NotTaken::NotRecorded(error.to_string());
         let reason = not_recorded.to_string();
         self.child = None;
@@ -282,7 +289,7 @@ impl Runner {
             self.staged.push_back(Message::of(vec![Event::Failed {
                 reason,
                 stderr: String::new(),
-                fault: Some(Box::new(Fault::WorkerPanicked)),
+                fault: Some(Box::new(fault)),
             }]));
         }
     }

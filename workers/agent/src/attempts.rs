@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use fiec_broker::{BrokerError, Tip, store};
 use fiec_kit::frames::{self, Order, Run};
-use fiec_kit::start::NotStarted;
+use fiec_kit::start::{NotStarted, is_by_env};
 use fiec_schemas::event::ExecutionState;
 use fiec_schemas::limits::{self, REASON_LIMIT};
 use fiec_schemas::package::Grant;
@@ -148,8 +148,8 @@ impl Runner {
         };
         let (state, returning) = match fetched.and_then(|state| Ok((state, returning?))) {
             Ok((_, Some(Returning::NotYet))) => return Box::pin(self.waits_on()).await,
-            Ok((_, Some(Returning::Never(reason)))) => {
-                return Box::pin(self.fail_now(Fault::DataLost, reason)).await;
+            Ok((_, Some(Returning::Never(fault, reason)))) => {
+                return Box::pin(self.fail_now(fault, reason)).await;
             }
             Ok((state, Some(Returning::Part(merge, part)))) => (state, Some((merge, part))),
             Ok((state, None)) => (state, None),
@@ -320,6 +320,7 @@ impl Runner {
         if let (Loss::Ended, Some(error)) = (&loss, exit.start_error())
             && self.heard != Heard::Yes
             && let Some(command) = package.and_then(Package::command)
+            && command.first().is_some_and(|first| is_by_env(first))
         {
             let command = command.join(" ");
             let mut words = format!("{command} ended with {exit} before it said anything");

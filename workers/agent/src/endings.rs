@@ -28,8 +28,8 @@ impl Exit {
         }
     }
 
-    /// What a shell and `env` mean by the status with which they end in place of a program that they
-    /// cannot execute (POSIX, Shell Command Language, 2.8.2).
+    /// What `env` means by the status with which it ends in place of a program that it cannot execute
+    /// (POSIX, `env`, exit status).
     pub fn start_error(&self) -> Option<StartError> {
         match self {
             Self::Status(126) => Some(StartError::NotExecutable),
@@ -94,7 +94,7 @@ mod tests {
     use fiec_schemas::FaultKind;
 
     #[test]
-    fn the_status_of_a_shell_that_finds_no_program_is_told_apart() {
+    fn the_status_of_env_that_finds_no_program_is_told_apart() {
         let env = |name: &str| {
             let status = std::process::Command::new("env").arg(name).status();
             Exit::Status(status.unwrap().code().unwrap())

@@ -31,22 +31,19 @@ impl Runner {
             true => Given::Started,
             false => Given::Unstarted,
         };
-        match (self.pending.take(), given) {
-            // The last commit satisfies an order to yield.
-            (Some(pending), Given::Started) => {
-                let (events, _) = pending.events(self.epoch, self.shared.broker.now());
-                self.finish(events);
-            }
-            (Some(PendingOrder::Pause { who }), Given::Unstarted) => {
-                let mut events = self.given_back(given, Some(fault), words);
-                events.push(Event::Paused { who });
-                self.finish(events);
-            }
-            (_, given) => {
-                let events = self.given_back(given, Some(fault), words);
-                self.finish(events);
-            }
+        let pending = self.pending.take();
+        if given == Given::Started
+            && let Some(moving @ PendingOrder::Yield { to: Some(_), .. }) = pending
+        {
+            // The last commit satisfies the order.
+            let (events, _) = moving.events(self.epoch, self.shared.broker.now());
+            return self.finish(events);
         }
+        let mut events = self.given_back(given, Some(fault), words);
+        if let Some(PendingOrder::Pause { who }) = pending {
+            events.push(Event::Paused { who });
+        }
+        self.finish(events);
     }
 
     /// The events that give the binding back. `fault`: none if this node is not at fault, for

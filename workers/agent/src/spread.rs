@@ -14,7 +14,7 @@ use fiec_schemas::event::ExecutionState;
 use fiec_schemas::programs::TileRange;
 use fiec_schemas::spread::{PARTS_LIMIT, Part, Spreading, part_id};
 use fiec_schemas::subjects::INLINE_STATE_LIMIT;
-use fiec_schemas::{Cause, Event, Phase, Tenant, Timestamp};
+use fiec_schemas::{Cause, Event, Fault, Phase, Tenant, Timestamp};
 
 use crate::message::Message;
 use crate::pending_order::PendingOrder;
@@ -41,8 +41,8 @@ pub(crate) enum Returning {
     Part(Merge, Bytes),
     /// The part has not ended: the run goes back to wait.
     NotYet,
-    /// The part never will end in a usable way, for this reason.
-    Never(String),
+    /// The part never will end in a usable way: because of this fault, for this reason.
+    Never(Fault, String),
 }
 
 /// The range as a child receives it.
@@ -257,10 +257,14 @@ pub(crate) async fn returning(
     };
     let state = entry.message.state;
     let Part { id, from, to } = part;
-    let never =
-        |why: String| Returning::Never(format!("its part {id} with tiles {from} to {to} {why}"));
+    let never = |fault, why: String| {
+        Returning::Never(
+            fault,
+            format!("its part {id} with tiles {from} to {to} {why}"),
+        )
+    };
     Ok(match (&state.phase, &state.boundary) {
-        (Phase::Completed, None) => never("completed without its σ".to_owned()),
+        (Phase::Completed, None) => never(Fault::DataLost, "completed without its σ".to_owned()),
         (Phase::Completed | Phase::Returned, Some(place)) => {
             if place.bytes > INLINE_STATE_LIMIT as u64 {
                 tracing::warn!(
@@ -274,7 +278,8 @@ pub(crate) async fn returning(
         }
         (Phase::Returned, None) => Returning::Part(merge(part, None), Bytes::new()),
         (phase @ (Phase::Failed | Phase::Cancelled), _) => {
-            never(format!("was not done: it is {}", phase.as_str()))
+            let why = format!("was not done: it is {}", phase.as_str());
+            never(Fault::Part { id: *id }, why)
         }
         _ => Returning::NotYet,
     })

@@ -280,7 +280,8 @@ fn print_state(state: &ExecutionState, reply: &ApiReply, ended: Option<String>) 
     rows.push((
         "faults",
         format!(
-            "{} of the program ({} since the last commit), {} of nodes, {} of the infrastructure",
+            "{} crashes of the program ({} since the last commit), {} faults of nodes, {} of the \
+             infrastructure",
             state.totals.crashes,
             state.crashes_since_commit,
             state.totals.node_faults,

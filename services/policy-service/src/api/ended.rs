@@ -2,7 +2,7 @@
 
 use fiec_schemas::event::Totals;
 use fiec_schemas::messages::Why;
-use fiec_schemas::{Event, Fault, LedgerMessage, Owner, StartError};
+use fiec_schemas::{Event, Fault, LedgerMessage, Owner};
 
 /// How it ended, whose fault that was, and what would help. `name`: the execution as its asker calls
 /// it.
@@ -49,16 +49,16 @@ const fn whose(owner: Owner) -> &'static str {
         Owner::Program => "that is charged to its program",
         Owner::Node => "that is charged to its node",
         Owner::Infrastructure => "that is charged to the infrastructure",
-        Owner::Submission => "its submission wants it so",
+        Owner::Submission => "that follows from its submission",
     }
 }
 
 /// The faults of its whole life, as the end of a sentence.
 fn faults(totals: &Totals) -> String {
     let all = [
-        (totals.crashes, "of the program"),
-        (totals.node_faults, "of nodes"),
-        (totals.infrastructure_faults, "of the infrastructure"),
+        (totals.crashes, "crashes of the program"),
+        (totals.node_faults, "faults of nodes"),
+        (totals.infrastructure_faults, "faults of the infrastructure"),
     ];
     let some: Vec<_> = all
         .iter()
@@ -67,7 +67,7 @@ fn faults(totals: &Totals) -> String {
         .collect();
     match some.is_empty() {
         true => String::new(),
-        false => format!(". Faults in its life: {}", some.join(", ")),
+        false => format!(". In its life: {}", some.join(", ")),
     }
 }
 
@@ -77,11 +77,6 @@ fn would_help(fault: &Fault) -> Option<String> {
             "a version of the package whose `entry` is one of its files, with execute permission"
                 .to_owned()
         }
-        Fault::CannotStart { command, error } => match error {
-            StartError::NotFound => format!("{command} in the PATH of the worker"),
-            _ => format!("a node that can start {command}"),
-        },
-        Fault::DiskFull => "space on the node's disk".to_owned(),
         Fault::Limit => "a higher limit in the program's manifest".to_owned(),
         Fault::DataLost => "the submission, sent again under another id".to_owned(),
         Fault::Dependency { id } | Fault::Part { id } => {
@@ -134,7 +129,7 @@ mod tests {
         let lost = said(failed(Fault::DataLost));
         assert_eq!(
             lost.summary,
-            "job-7 failed: no; that is charged to the infrastructure. Faults in its life: 1 of the \
+            "job-7 failed: no; that is charged to the infrastructure. In its life: 1 faults of the \
              infrastructure"
         );
         let who = "ann".to_owned();

@@ -36,6 +36,7 @@ use super::{
 use crate::beneath::{Folder, Links};
 use crate::frames::EMIT_BYTES_LIMIT;
 use crate::program::{Capsule, Inputs, ProgramError};
+use crate::start::is_by_env;
 
 /// Longest path of a Unix socket.
 const SOCKET_PATH_LIMIT: usize = 100;
@@ -65,6 +66,14 @@ pub struct Work {
     /// The grant.
     pub grant: Grant,
     container: Option<(Engine, String)>,
+}
+
+/// The first word of an entry as it is executed: a file of the package, or a command of the node.
+fn program_of(package: &Package, name: &str) -> PathBuf {
+    match name.contains('/') {
+        true => package.folder.join(name),
+        false => PathBuf::from(name),
+    }
 }
 
 fn cannot_start(command: String, error: StartError) -> Fault {
@@ -430,11 +439,7 @@ impl Work {
                 command
             }
             None => {
-                let program = match name.contains('/') {
-                    true => package.folder.join(name),
-                    false => PathBuf::from(name),
-                };
-                let mut command = Command::new(program);
+                let mut command = Command::new(program_of(package, name));
                 command.args(&entry[1..]).current_dir(&package.folder);
                 // Programs must not see the servers' addresses and passwords.
                 for (name, _) in std::env::vars_os() {
@@ -460,20 +465,20 @@ impl Work {
 
     /// The error of a process of the entry that ended with a status that its protocol does not know.
     pub fn ended_with(&self, package: &Package, status: ExitStatus, words: String) -> ProgramError {
-        let entry = &package.manifest.entry;
-        let fault = match (status.code(), &self.container) {
-            // With these a shell and `env` end in place of a program that they cannot execute.
-            (Some(126), None) => cannot_start(entry.join(" "), StartError::NotExecutable),
-            (Some(127), None) => cannot_start(entry.join(" "), StartError::NotFound),
-            // With this an engine ends if it cannot make the container.
-            (Some(125), Some((engine, _))) => {
-                cannot_start(engine.program.display().to_string(), StartError::Other)
+        let by_env = || {
+            let name = package.manifest.entry.first()?;
+            let program = program_of(package, name);
+            (self.container.is_none() && is_by_env(&program.to_string_lossy())).then_some(())
+        };
+        let command = || package.manifest.entry.join(" ");
+        let fault = match (status.code(), status.signal()) {
+            (Some(126), _) if by_env().is_some() => {
+                cannot_start(command(), StartError::NotExecutable)
             }
+            (Some(127), _) if by_env().is_some() => cannot_start(command(), StartError::NotFound),
             (Some(status), _) => Fault::Exited { status },
-            (None, _) => match status.signal() {
-                Some(signal) => Fault::Signalled { signal },
-                None => Fault::Unexplained,
-            },
+            (None, Some(signal)) => Fault::Signalled { signal },
+            (None, None) => Fault::Unexplained,
         };
         ProgramError::Faulty {
             fault: Box::new(fault),

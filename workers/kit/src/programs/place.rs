@@ -70,11 +70,12 @@ impl Place {
 pub(super) fn failed(error: DeviceError) -> ProgramError {
     match error {
         DeviceError::Budget { .. } | DeviceError::Library(_) => ProgramError::permanent(error),
-        DeviceError::Absent(_) | DeviceError::Driver { .. } => ProgramError::Faulty {
+        DeviceError::Absent(_) => ProgramError::Faulty {
             words: error.to_string(),
             fault: Box::new(Fault::DeviceLost),
         },
-        DeviceError::Memory { .. } => ProgramError::transient(error),
+        // The driver also refuses what a program asks for wrongly.
+        DeviceError::Memory { .. } | DeviceError::Driver { .. } => ProgramError::transient(error),
     }
 }
 

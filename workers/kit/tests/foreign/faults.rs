@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use fiec_kit::frames::Report;
-use fiec_schemas::{Fault, FaultKind, Owner, StartError};
+use fiec_schemas::{Fault, StartError};
 use serde_json::json;
 
 use crate::harness::{Child, Made, Next, json_lines, runs, state_dir, until};
@@ -28,13 +28,13 @@ fn each_end_of_a_process_is_charged_to_whom_it_belongs() {
     let end = |script: &str| fault_of(&state_dir(script, json!({})));
     assert_eq!(end("exit 3"), Fault::Exited { status: 3 });
     assert_eq!(end("kill -KILL $$"), Fault::Signalled { signal: 9 });
-    // A shell and `env` end so in place of what they cannot find.
-    for script in ["no-such-command-here", "exec env no-such-command-here"] {
-        let fault = end(script);
-        assert_eq!(fault.kind(), FaultKind::CannotStart, "{fault:?}");
-        assert_eq!(fault.kind().owner(), Owner::Node);
-    }
+    // What a script does not find is its own fault. What `env` is to start for it is not.
+    assert_eq!(end("no-such-command-here"), Fault::Exited { status: 127 });
     let mut made = state_dir("exit 0", json!({}));
+    made.package.manifest.entry = vec!["env".to_owned(), "no-such-command-here".to_owned()];
+    let command = "env no-such-command-here".to_owned();
+    let error = StartError::NotFound;
+    assert_eq!(fault_of(&made), Fault::CannotStart { command, error });
     made.package.manifest.entry = vec!["no-such-command-here".to_owned()];
     let command = "no-such-command-here".to_owned();
     let error = StartError::NotFound;

@@ -13,7 +13,7 @@ use fiec_kit::frames::{
     self, BoundaryReport, FrameError, Merge, Order, Reason, Report, Run, Shares, Yield,
 };
 use fiec_kit::program::Inputs;
-use fiec_schemas::package::{Grant, Manifest};
+use fiec_schemas::package::{Grant, MANIFEST_FILE, Manifest};
 use fiec_schemas::{CommitPolicy, ExecutionId, Fault};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -30,6 +30,8 @@ pub struct Made {
 /// A package with this manifest and these files; all are executable.
 pub fn package(manifest: &Value, files: &[(&str, &str)]) -> Made {
     let folder = tempfile::tempdir().unwrap();
+    let text = manifest.to_string();
+    std::fs::write(folder.path().join(MANIFEST_FILE), text).unwrap();
     for (name, text) in files {
         let path = folder.path().join(name);
         std::fs::write(&path, text).unwrap();
