@@ -257,11 +257,19 @@ impl World {
         what: &str,
         is: impl Fn(&LedgerMessage) -> bool,
     ) -> LedgerMessage {
-        poll(what, async || {
-            let last = self.ledger.last(&self.tenant, id).await.unwrap()?;
-            Some(last.message).filter(|m| is(m))
-        })
-        .await
+        let end = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            let last = self.ledger.last(&self.tenant, id).await.unwrap();
+            let last = last.map(|last| last.message);
+            if let Some(found) = last.as_ref().filter(|m| is(m)) {
+                return found.clone();
+            }
+            assert!(
+                tokio::time::Instant::now() < end,
+                "waited in vain for: {what}; the last message is {last:?}"
+            );
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 
     pub async fn wait_phase(&self, id: ExecutionId, phase: &str) -> LedgerMessage {
