@@ -24,6 +24,17 @@ fn unborn() -> ExecutionState {
     )
 }
 
+fn bound(epoch: u64, cause: Cause) -> Event {
+    Event::Bound {
+        epoch,
+        node: NodeId::new("n1").unwrap(),
+        instance: InstanceId(Uuid::from_u128(1)),
+        substrate: "host".to_owned(),
+        cause,
+        decision: None,
+    }
+}
+
 fn cause(kind: u8) -> Cause {
     match kind % 3 {
         0 => Cause::Initial,
@@ -38,14 +49,7 @@ fn any_event() -> impl Strategy<Value = Event> {
     let at = Timestamp::from_micros(2_000_000);
     prop_oneof![
         Just(Event::Submitted),
-        (0u64..6, 0u8..3).prop_map(|(epoch, kind)| Event::Bound {
-            epoch,
-            node: NodeId::new("n1").unwrap(),
-            instance: InstanceId(Uuid::from_u128(1)),
-            substrate: "host".to_owned(),
-            cause: cause(kind),
-            decision: None,
-        }),
+        (0u64..6, 0u8..3).prop_map(|(epoch, kind)| bound(epoch, cause(kind))),
         (0u64..6).prop_map(move |epoch| Event::Started {
             epoch,
             computing_since: at
@@ -242,14 +246,6 @@ proptest! {
 #[test]
 fn facts_that_become_true_together_travel_in_one_message() {
     let at = Timestamp::from_micros(5_000_000);
-    let bound = |epoch, cause| Event::Bound {
-        epoch,
-        node: NodeId::new("n1").unwrap(),
-        instance: InstanceId(Uuid::from_u128(1)),
-        substrate: "host".to_owned(),
-        cause,
-        decision: None,
-    };
     let state = unborn()
         .after(
             &[Event::Submitted, bound(1, Cause::Initial)],
@@ -336,14 +332,6 @@ fn a_binding_may_be_taken_from_a_started_node_only_when_it_is_lost() {
 #[test]
 fn a_fault_of_a_node_costs_no_attempt() {
     let at = Timestamp::from_micros(5_000_000);
-    let bound = |epoch, cause| Event::Bound {
-        epoch,
-        node: NodeId::new("n1").unwrap(),
-        instance: InstanceId(Uuid::from_u128(1)),
-        substrate: "host".to_owned(),
-        cause,
-        decision: None,
-    };
     let started = |epoch| Event::Started {
         epoch,
         computing_since: at,

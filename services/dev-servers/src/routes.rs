@@ -69,7 +69,7 @@ impl Address {
 }
 
 impl Routes {
-    /// Starts the proxies between so many servers.
+    /// Starts the proxies between `count` servers.
     pub(crate) fn start(count: usize) -> std::io::Result<Self> {
         let unknown = Known {
             reach: Reach::Joined,

@@ -112,7 +112,7 @@ impl Package {
                 &mut boundary.outputs
             }
             Report::Completed { outputs, .. } => outputs,
-            // It might escape its `retries` so.
+            // With a fault of its choice a program could escape its `retries`.
             Report::Failed { fault, .. } => {
                 *fault = None;
                 return;

@@ -231,6 +231,15 @@ async fn a_destination_that_is_told_to_prepare_fetches_the_package_and_the_objec
     );
 }
 
+/// A world with a node that runs every package.
+async fn of_any_program() -> (World, Running) {
+    let world = World::start().await;
+    let mut options = world.options("n1");
+    options.allow_programs = vec!["*".to_owned()];
+    let agent = world.agent_with(options).await;
+    (world, agent)
+}
+
 /// A package that speaks frames, with this entry and this text of its file `run.sh`, if it has one.
 async fn submitted(
     world: &World,
@@ -254,10 +263,7 @@ async fn submitted(
 
 #[tokio::test]
 async fn a_program_that_a_node_cannot_start_is_given_back_and_no_attempt_is_spent() {
-    let world = World::start().await;
-    let mut options = world.options("n1");
-    options.allow_programs = vec!["*".to_owned()];
-    let agent = world.agent_with(options).await;
+    let (world, agent) = of_any_program().await;
     for (entry, script, command) in [
         ("no-such-interpreter", None, "no-such-interpreter"),
         ("./run.sh", Some("#!/no/such/interpreter\n"), "run.sh"),
@@ -294,10 +300,7 @@ async fn a_program_that_a_node_cannot_start_is_given_back_and_no_attempt_is_spen
 
 #[tokio::test]
 async fn a_package_without_the_file_of_its_entry_fails_at_once() {
-    let world = World::start().await;
-    let mut options = world.options("n1");
-    options.allow_programs = vec!["*".to_owned()];
-    let agent = world.agent_with(options).await;
+    let (world, agent) = of_any_program().await;
     let id = submitted(&world, &agent, "./run.sh", None).await;
     let last = world.wait_phase(id, "failed").await;
     assert_eq!(last.state.totals.crashes, 0);
@@ -311,10 +314,7 @@ async fn a_package_without_the_file_of_its_entry_fails_at_once() {
 
 #[tokio::test]
 async fn a_program_of_frames_that_ends_before_it_is_ready_has_crashed_and_its_budget_ends_it() {
-    let world = World::start().await;
-    let mut options = world.options("n1");
-    options.allow_programs = vec!["*".to_owned()];
-    let agent = world.agent_with(options).await;
+    let (world, agent) = of_any_program().await;
     let starts = world.folder.path().join("starts");
     let script = format!(
         "#!/bin/sh\necho start >> {}\necho no module fiec >&2\nexit 1\n",
@@ -361,10 +361,7 @@ echo \"{{\\\"n\\\": $n}}\" > \"$FIEC_RESULT\"
 
 #[tokio::test]
 async fn crashes_with_a_commit_between_them_do_not_add_up() {
-    let world = World::start().await;
-    let mut options = world.options("n1");
-    options.allow_programs = vec!["*".to_owned()];
-    let agent = world.agent_with(options).await;
+    let (world, agent) = of_any_program().await;
     let text = r#"{"entry":["./run.sh"],"protocol":"state_dir"}"#;
     let manifest = Manifest::parse(text.as_bytes()).unwrap();
     let mut ids = Vec::new();
@@ -413,10 +410,7 @@ async fn a_program_is_confined_to_the_processors_of_its_grant_and_the_next_is_no
     let (Some(last), true) = (own.last(), own.len() > 1) else {
         panic!("this needs two processors, and there are {own:?}");
     };
-    let world = World::start().await;
-    let mut options = world.options("n1");
-    options.allow_programs = vec!["*".to_owned()];
-    let agent = world.agent_with(options).await;
+    let (world, agent) = of_any_program().await;
     let text = r#"{"entry":["./run.sh"],"protocol":"state_dir"}"#;
     let artifact = tar(&[("fiec.json", Some(text)), ("run.sh", Some(CONFINED))]);
     let manifest = Manifest::parse(text.as_bytes()).unwrap();

@@ -349,7 +349,8 @@ pub enum Report {
         permanent: bool,
         /// The reason, for a person.
         reason: String,
-        /// What it was, if an adaptor knows. Not believed of a package that speaks frames itself.
+        /// The fault, if the adaptor knows it. A worker ignores it from a package that speaks frames
+        /// itself.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         fault: Option<Box<Fault>>,
     },

@@ -236,7 +236,8 @@ impl Api {
         let entry = entry.ok().and_then(Result::ok).flatten();
         let changes = |entry: &Entry| {
             let state = &entry.message.state;
-            // What is resumed only for its parts is not appended to itself.
+            // A resume of an execution that is not paused changes only its parts: nothing is appended to
+            // its own ledger, so nothing would show that this word is old.
             let itself = is_paused(state) || !matches!(asked.change, Change::Resume);
             itself && matches!(concern(asked.change, state), Concern::Change)
         };
