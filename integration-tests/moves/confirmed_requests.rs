@@ -1,8 +1,8 @@
 //! A pause or a cancel that a worker has confirmed is carried out, also if that worker dies or leaves
-//! before the next boundary.
+//! before the next boundary. A cancel does not need the worker's word.
 
-use crate::stage::{Lab, args, workers};
-use fiec_lab::cluster::ClusterOptions;
+use crate::stage::{Lab, args, slots, workers};
+use fiec_lab::cluster::{Cluster, ClusterOptions};
 use fiec_schemas::{ExecutionId, NodeId};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -94,6 +94,45 @@ async fn a_batch_counts_as_paused_only_what_is_paused() {
     assert_eq!(batch(&lab, "pause").await, (0, 1, 1));
     assert_eq!(batch(&lab, "cancel").await, (1, 1, 0));
     for id in [killed, other] {
+        lab.journal.ended(id, "cancelled").await;
+    }
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn a_cancel_is_carried_out_while_the_node_is_silent() {
+    let options = workers(1);
+    let mut lab = Lab::start(ClusterOptions {
+        worker_args: slots(3),
+        // It is silent, and not lost.
+        policy_args: args(&["--liveness-ms", "60000"]),
+        ..options
+    })
+    .await;
+    let mut ids = Vec::new();
+    for name in ["s1", "s2", "s3"] {
+        ids.push(computing(&lab, name).await.0);
+    }
+    let node = Cluster::node(1);
+    lab.worker(&node).signal(Signal::STOP).unwrap();
+    let paused = lab.fiec(&["pause", "s1"]).await.expect(1);
+    assert!(paused.stderr.contains("does not answer"), "{paused:?}");
+    lab.fiec(&["cancel", "s1"]).await.expect(0);
+    lab.journal.ended(ids[0], "cancelled").await;
+    // Of a batch, the node is asked for the first alone.
+    let ran = lab
+        .fiec(&["batch", "cancel", "b", "--json"])
+        .await
+        .expect(0);
+    assert_eq!(ran.json_lines()[0]["done"], 2, "{ran:?}");
+    for id in &ids[1..] {
+        lab.journal.ended(*id, "cancelled").await;
+    }
+    // The worker hears of each, although their capsules last for minutes: all slots are free.
+    lab.worker(&node).signal(Signal::CONT).unwrap();
+    for name in ["t1", "t2", "t3"] {
+        let (id, _) = computing(&lab, name).await;
+        lab.fiec(&["cancel", name]).await.expect(0);
         lab.journal.ended(id, "cancelled").await;
     }
     lab.end().await;

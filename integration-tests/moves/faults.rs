@@ -2,12 +2,15 @@
 //! tell of it say whose it was.
 
 use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::Path;
 
 use fiec_lab::cluster::Cluster;
 use fiec_schemas::messages::{ApiReply, Why};
+use fiec_schemas::{Candidate, Event, Fault};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
-use crate::stage::{Lab, args, slots, workers_with_history};
+use crate::stage::{Lab, args, proc, slots, until, workers_with_history};
 
 /// Counts to three, one a capsule.
 const COUNTS: &str = r#"
@@ -27,14 +30,18 @@ async fn a_node_without_the_interpreter_fails_none_of_twenty() {
         .worker_args
         .extend(args(&["--allow-program", "counts@*"]));
     let mut lab = Lab::start(options).await;
-    // The first node has no such interpreter.
-    let folder = lab.path("bin");
-    std::fs::create_dir_all(&folder).unwrap();
-    symlink("/bin/sh", folder.join("sh-of-this-test")).unwrap();
+    // The first node has no such interpreter, and the third gets it later.
     let path = std::env::var("PATH").unwrap();
-    let path = format!("{}:{path}", folder.display());
-    let lacks = Cluster::node(1);
-    lab.start_worker_in(&[("PATH".to_owned(), path)]).unwrap();
+    let [bin, later] = ["bin", "later"].map(|name| lab.path(name));
+    for folder in [&bin, &later] {
+        std::fs::create_dir_all(folder).unwrap();
+        let path = format!("{}:{path}", folder.display());
+        lab.start_worker_in(&[("PATH".to_owned(), path)]).unwrap();
+    }
+    let interpreter = |folder: &Path| symlink("/bin/sh", folder.join("sh-of-this-test")).unwrap();
+    interpreter(&bin);
+    lab.ready().await.unwrap();
+    let (lacks, learns) = (Cluster::node(1), Cluster::node(3));
 
     let folder = lab.path("counts");
     std::fs::create_dir_all(&folder).unwrap();
@@ -65,6 +72,50 @@ async fn a_node_without_the_interpreter_fails_none_of_twenty() {
     assert!(lab.count(charged).await > 0);
     let others = "SELECT count(*) FROM execution_faults WHERE owner <> 'node' OR node IS NULL";
     assert_eq!(lab.count(others).await, 0);
+    // Both are set aside, so they did not eat the queue.
+    let faults = lab.count("SELECT count(*) FROM execution_faults").await;
+    assert!(faults < COUNT as i64, "{faults}");
+    for node in [&lacks, &learns] {
+        let status = lab.status_of(node).await.unwrap();
+        let aside = &status.set_aside[0];
+        assert_eq!(aside.program.as_deref(), Some("counts@1"), "{aside:?}");
+        assert!(
+            aside.reason.contains("cannot start sh-of-this-test"),
+            "{aside:?}"
+        );
+    }
+    let listed = lab.fiec(&["nodes"]).await.expect(0).stdout;
+    assert!(
+        listed.contains(&format!("{lacks}: set aside for counts@1: ")),
+        "{listed}"
+    );
+
+    // What only such a node may take waits, and says for what. When its time comes it is tried.
+    let line = json!({"id": "only", "program": "counts@1", "retries": 0,
+        "requires": {"nodes": [&learns]}});
+    let id = lab.publish_json(&line).await;
+    until("it waits for its node", async || {
+        let ran = lab.fiec(&["why", "only", "--json"]).await;
+        let why = serde_json::from_str::<ApiReply>(&ran.stdout).ok()?.why?;
+        let against =
+            |c: &Candidate| c.node == learns && c.rejected[0].contains("cannot start counts@1");
+        let helps = format!("sh-of-this-test where the worker on {learns} runs");
+        (why.candidates.iter().any(against) && why.would_help.contains(&helps)).then_some(())
+    })
+    .await;
+    interpreter(&later);
+    let last = lab.journal.ended(id, "completed").await;
+    assert_eq!(last.message.state.totals.crashes, 0);
+    let told = |what| {
+        format!("SELECT count(*) FROM node_events WHERE node = '{learns}' AND what = '{what}'")
+    };
+    until("its return is recorded", async || {
+        (lab.count(told("starts_again")).await == 1).then_some(())
+    })
+    .await;
+    assert_eq!(lab.count(told("cannot_start")).await, 1);
+    let status = lab.status_of(&learns).await.unwrap();
+    assert!(status.set_aside.is_empty(), "{status:?}");
     lab.stop().await;
 }
 
@@ -126,5 +177,75 @@ async fn a_failure_is_told_with_whose_fault_it_was() {
             "needs failed submission dependency",
         ]
     );
+    lab.stop().await;
+}
+
+/// Takes twice the memory of its worker's group.
+const GROWS: &str = "#!/usr/bin/env python3\ndata = bytearray(b'x') * (600 << 20)\n";
+
+#[tokio::test]
+async fn a_kill_for_memory_is_named_with_its_limit_and_a_kill_by_hand_is_not() {
+    const LIMIT: u64 = 300 << 20;
+    let mut options = workers_with_history(1);
+    options.worker_args = slots(2);
+    let allowed = ["--allow-program", "grows@*", "--memory-limit", "300MiB"];
+    options.worker_args.extend(args(&allowed));
+    let mut lab = Lab::start(options).await;
+    let node = Cluster::node(1);
+    let source = lab.status_of(&node).await.unwrap();
+    let source = source.descriptor.memory_limit_source;
+    if !source.starts_with("cgroup") {
+        println!("SKIPPED: no control group can be made here, the limit is {source}");
+        return lab.stop().await;
+    }
+    let folder = lab.path("grows");
+    std::fs::create_dir_all(&folder).unwrap();
+    let manifest = json!({"entry": ["./grows.py"], "protocol": "state_dir"});
+    std::fs::write(folder.join("fiec.json"), manifest.to_string()).unwrap();
+    let script = folder.join("grows.py");
+    std::fs::write(&script, GROWS).unwrap();
+    std::fs::set_permissions(script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let folder = folder.display().to_string();
+    lab.fiec(&["program", "push", "grows@1", &folder])
+        .await
+        .expect(0);
+
+    let line = json!({"id": "grows", "program": "grows@1", "retries": 0});
+    let id = lab.publish_json(&line).await;
+    let last = lab.journal.ended(id, "failed").await;
+    let failed = last.message.events.iter().find_map(|event| match event {
+        Event::Failed { reason, fault, .. } => Some((reason.clone(), fault.as_deref().cloned())),
+        _ => None,
+    });
+    let (reason, fault) = failed.unwrap();
+    let Some(Fault::OutOfMemory {
+        limit_bytes: LIMIT,
+        peak_bytes: Some(peak),
+    }) = fault
+    else {
+        panic!("{fault:?}: {reason}")
+    };
+    assert!(peak > LIMIT / 100 * 98, "{peak}");
+    let words = "killed by the kernel, out of memory (limit 300 MiB, peak 300 MiB)";
+    assert!(reason.contains(words), "{reason}");
+    let ran = lab.fiec(&["why", "grows"]).await.expect(0);
+    assert!(ran.stdout.contains("a node with more memory"), "{ran:?}");
+
+    let params = json!({"capsules": 2, "rest_us": 300_000_000});
+    let line = json!({"id": "killed", "program": "synthetic@1", "params": params, "retries": 0});
+    let id = lab.publish_json(&line).await;
+    lab.journal
+        .find(id, "it computes", |line| line.started_on())
+        .await;
+    for pid in proc::descendants(lab.worker(&node).pid()) {
+        let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
+        let _ = kill_process(pid, Signal::KILL);
+    }
+    let last = lab.journal.ended(id, "failed").await;
+    let by_hand = |event: &Event| {
+        matches!(event, Event::Failed { fault: Some(fault), .. }
+            if **fault == Fault::Signalled { signal: 9 })
+    };
+    assert!(last.message.events.iter().any(by_hand), "{last:?}");
     lab.stop().await;
 }

@@ -45,9 +45,6 @@ const RECOVERY: Duration =
 /// Grace of the collection of objects without an option.
 const COLLECTED_AFTER: Duration = Duration::from_secs(30 * 86_400);
 
-/// Seconds within which servers of a cluster agree on a leader.
-const ELECTION: u32 = 10;
-
 /// Waits until the condition answers; panics with `what` when it does not in time.
 pub async fn until<T>(what: &str, mut condition: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
@@ -243,16 +240,7 @@ impl Lab {
             found.extend(oracles::health::judge(&found, &healths, is_late));
         }
         let pool = self.pool.as_ref();
-        let check = || checker::check(&self.broker, pool, &self.journal, &self.exempt);
-        let mut history = check().await;
-        for _ in 0..ELECTION {
-            if history.is_ok() {
-                break;
-            }
-            // Of a cluster: an election may go on.
-            sleep(Duration::from_secs(1)).await;
-            history = check().await;
-        }
+        let history = checker::check(&self.broker, pool, &self.journal, &self.exempt).await;
         let history = history.unwrap_or_else(|why| panic!("the history cannot be checked: {why}"));
         found.extend(history);
         let words: Vec<String> = found.iter().take(20).map(ToString::to_string).collect();

@@ -63,6 +63,14 @@ tagged! { "is", "Fault", FaultKind,
             /// Its number.
             signal: i32,
         },
+        /// The kernel killed the program, because the control group of its worker had no memory left.
+        OutOfMemory {
+            /// The limit of the group.
+            limit_bytes: u64,
+            /// The most that the group ever held, if the kernel says so.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            peak_bytes: Option<u64>,
+        },
         /// Nobody can say how the program ended: it closed its socket, and had to be killed.
         Unexplained,
         /// The program said that it failed.
@@ -84,6 +92,8 @@ tagged! { "is", "Fault", FaultKind,
         DiskFull,
         /// A device is gone, or its driver failed.
         DeviceLost,
+        /// The kernel killed the program, because the machine had no memory left.
+        MachineOutOfMemory,
         /// The program was stopped from outside and did not run any more.
         Frozen,
         /// The worker's own code failed.
@@ -117,6 +127,7 @@ impl FaultKind {
         match self {
             Self::Exited
             | Self::Signalled
+            | Self::OutOfMemory
             | Self::Unexplained
             | Self::Reported
             | Self::Limit
@@ -125,6 +136,7 @@ impl FaultKind {
             Self::CannotStart
             | Self::DiskFull
             | Self::DeviceLost
+            | Self::MachineOutOfMemory
             | Self::Frozen
             | Self::WorkerPanicked
             | Self::WorkerDied
@@ -217,11 +229,12 @@ mod tests {
         };
         assert_eq!(
             of(Owner::Program),
-            "exited signalled unexplained reported limit wrong_answer broken_package"
+            "exited signalled out_of_memory unexplained reported limit wrong_answer broken_package"
         );
         assert_eq!(
             of(Owner::Node),
-            "cannot_start disk_full device_lost frozen worker_panicked worker_died corrupt"
+            "cannot_start disk_full device_lost machine_out_of_memory frozen worker_panicked \
+             worker_died corrupt"
         );
         assert_eq!(of(Owner::Infrastructure), "data_lost broker");
         assert_eq!(of(Owner::Submission), "deadline dependency part");

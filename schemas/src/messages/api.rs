@@ -363,6 +363,9 @@ pub struct NodeStatus {
     /// The signals that are not viable, each a sentence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pressing: Vec<String>,
+    /// Programs that it cannot start, and gets only to try them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub set_aside: Vec<SetAside>,
     /// The last vector.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vector: Option<crate::hardware::HardwareVector>,
@@ -374,6 +377,18 @@ pub struct NodeStatus {
     /// Its numeric contracts and their standing, on each substrate.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub contracts: Vec<ContractStanding>,
+}
+
+/// A program for which a node is set aside, because it cannot start it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct SetAside {
+    /// The program. Absent: all programs, since several could not be started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
+    /// What the worker said, and when it is tried again.
+    pub reason: String,
+    /// Failures in a row.
+    pub failures: u32,
 }
 
 named! {

@@ -146,6 +146,10 @@ named! {
         Released,
         /// It became viable, unviable or unknown.
         Viability,
+        /// It could not start a program, and is set aside for it.
+        CannotStart,
+        /// That program computes there again.
+        StartsAgain,
         /// Its envelopes were changed. The record itself is [`Record::Envelopes`].
         Envelopes,
     }

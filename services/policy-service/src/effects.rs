@@ -126,6 +126,22 @@ impl Effects {
         }
     }
 
+    /// Sends a request to a node that does not answer now. It reads it when it runs again; if its
+    /// connection breaks, it reads its ledgers instead.
+    pub async fn leave_word(&self, node: &NodeId, request: &ControlRequest) {
+        let told = match serde_json::to_vec(request) {
+            Ok(payload) => {
+                let subject = subjects::control(node);
+                let told = self.broker.client.publish(subject, payload.into()).await;
+                told.map_err(|error| error.to_string())
+            }
+            Err(error) => Err(error.to_string()),
+        };
+        if let Err(error) = told {
+            tracing::debug!(%node, error, "a silent node was not told");
+        }
+    }
+
     /// Sends an order to a node and reports the result.
     pub async fn order(
         self,

@@ -20,6 +20,7 @@ use crate::places::{Claim, DeviceIx, Devices, Judged};
 use crate::profile::{Profile, ProfileIx, Profiles};
 use crate::quick::QuickMap;
 use crate::share::tenants::Tenants;
+use crate::starts::Starts;
 use crate::time::Millis;
 use crate::trust::Trust;
 use crate::watch::Watch;
@@ -101,6 +102,8 @@ pub struct Node {
     pub expected: u32,
     /// Its measured speed.
     pub speed: Speed,
+    /// The programs that it cannot start.
+    pub starts: Starts,
     /// Time of the last check for executions of an earlier instance.
     pub reviewed: Millis,
     /// Time of the last question for its holdings.
@@ -142,6 +145,7 @@ impl Node {
             parked: 0,
             expected: 0,
             speed: Speed::default(),
+            starts: Starts::default(),
             reviewed: Millis(0),
             holdings_asked: Millis(0),
             holdings_due: Millis(0),
@@ -401,6 +405,9 @@ impl Cluster {
 
     /// Changes an execution's stage and claim, and updates the counts of its nodes.
     pub fn set_stage(&mut self, id: ExecutionId, stage: Stage, claim: Claim, since: Millis) {
+        if let Stage::Bound(ix, _) = stage {
+            self.note_try(id, ix, since);
+        }
         self.change(id, |e| {
             let before = std::mem::replace(&mut e.stage, stage);
             e.claim = claim;
@@ -412,6 +419,21 @@ impl Cluster {
                 extra.parked = None;
             }
         });
+    }
+
+    /// An execution is bound to a node that perhaps cannot start its program.
+    fn note_try(&mut self, id: ExecutionId, ix: NodeIx, now: Millis) {
+        if self.node(ix).starts.are_good() {
+            return;
+        }
+        let profile = self.executions.get(&id).map(|e| e.profile);
+        let profile = profile.and_then(|ix| self.profiles.get(ix));
+        if let Some(node) = self.nodes.get_mut(ix)
+            && let Some(profile) = profile
+        {
+            node.starts.bound(now, &profile.program);
+        }
+        self.changed(ix);
     }
 
     /// Ends the append in flight, and returns to what was known before it.

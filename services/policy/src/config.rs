@@ -49,6 +49,11 @@ pub struct Config {
     pub replica_ms: u64,
     /// Time for which a node that refused an execution is avoided for it.
     pub avoid_ms: u64,
+    /// Time for which a node that could not start a program is set aside for it. It doubles with
+    /// each failure in a row.
+    pub start_retry_ms: u64,
+    /// The longest such time.
+    pub start_retry_longest_ms: u64,
     /// A node's queue holds at most the executions that start within this time.
     pub horizon_ms: u64,
     /// A node's queue holds at most its completions within this time at its present rate.
@@ -151,6 +156,8 @@ impl Default for Config {
             give_up_ms: 1_000,
             replica_ms: 3_000,
             avoid_ms: 2_000,
+            start_retry_ms: 5_000,
+            start_retry_longest_ms: 600_000,
             horizon_ms: 500,
             queue_ms: 60,
             ahead_per_completion: 4,

@@ -31,6 +31,7 @@ pub mod realloc;
 pub mod replicas;
 pub mod share;
 pub mod spread;
+pub mod starts;
 mod strangers;
 pub mod time;
 pub mod trust;

@@ -2,7 +2,7 @@
 //! the submission decides which of them count. Every verdict is kept for explanations.
 //!
 //! Filters, in the order in which people read them: the place is wanted; the node is present; it is
-//! neither cordoned nor draining; it offers the program; the node and the device meet the
+//! neither cordoned nor draining; it offers the program and can start it; the node and the device meet the
 //! submission's requirements; the numeric contract is proved; the place is viable under the
 //! execution's thresholds, by the readings of the device and its host; the execution did not leave
 //! it for pressure, or the place has recovered; node and device have capacity.

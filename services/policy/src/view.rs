@@ -8,7 +8,7 @@ use fiec_schemas::event::MessageError;
 use fiec_schemas::scheduling::{Adjustment, Parked};
 use fiec_schemas::spread::Spreading;
 use fiec_schemas::{
-    Cause, Digest, EventKind, ExecutionId, InstanceId, Output, PhaseKind, RequestKind,
+    Cause, Digest, EventKind, ExecutionId, Fault, InstanceId, Output, PhaseKind, RequestKind,
     ResultObject, Sequence, StatePlace, Tenant, Timestamp, author,
 };
 use serde::{Deserialize, Serialize};
@@ -42,6 +42,8 @@ pub struct EventView<'a> {
     /// Reason of `refused`.
     #[serde(borrow)]
     pub reason: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    fault: Option<&'a RawValue>,
     /// Author of `adjusted` and other events.
     #[serde(borrow)]
     pub who: Option<Cow<'a, str>>,
@@ -229,6 +231,11 @@ impl EventView<'_> {
     /// Cause of `bound` and `yielded`.
     pub fn cause(&self) -> Option<Cause> {
         serde_json::from_str(self.cause?.get()).ok()
+    }
+
+    /// Fault of `refused` and other events.
+    pub fn fault(&self) -> Option<Fault> {
+        serde_json::from_str(self.fault?.get()).ok()
     }
 
     /// Start of the computation, of `started`.

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use crate::ahead;
 use crate::child_process::Child;
-use crate::endings::{Exit, Loss};
+use crate::endings::{Exit, Loss, killed};
 use crate::large;
 use crate::message::{Message, backoff};
 use crate::missing;
@@ -245,6 +245,7 @@ impl Runner {
 
     /// Its child has the run.
     async fn begun(&mut self) {
+        self.shared.kills().pass();
         if let Some(child) = &mut self.child
             && let Some(key) = child.key.take()
         {
@@ -353,6 +354,7 @@ impl Runner {
 
     /// Handles a fault: the program's own counts as a crash, any other gives the binding back.
     pub(crate) fn faulted(&mut self, fault: Fault, words: String, stderr: String) {
+        let (fault, words) = killed(fault, words, self.shared.kills());
         match fault.kind().owner() {
             Owner::Program => self.crashed(fault, words, stderr),
             Owner::Node | Owner::Infrastructure | Owner::Submission => {

@@ -20,6 +20,10 @@ const UNACKNOWLEDGED: usize = 20_000;
 /// A third of the consumer's acknowledgement wait.
 const IN_PROGRESS_EVERY: Duration = Duration::from_secs(10);
 
+/// How often the server says that it still has the request. After twice this time without a word the
+/// consumer is opened again.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+
 /// Pulls until `stop`.
 pub async fn pull(shared: Arc<Shared>, stop: CancellationToken) {
     let (acks, inbox) = mpsc::channel(UNACKNOWLEDGED);
@@ -60,7 +64,7 @@ async fn pull_once(
         .stream()
         .max_messages_per_batch(1_000)
         .expires(Duration::from_secs(30))
-        .heartbeat(Duration::from_secs(10))
+        .heartbeat(HEARTBEAT)
         .messages()
         .await
         .map_err(BrokerError::operation("pull capsules"))?;
@@ -88,10 +92,10 @@ async fn pull_once(
         let message = match message {
             Some(Ok(message)) => message,
             Some(Err(error)) if error.kind() == MessagesErrorKind::MissingHeartbeat => {
-                // A pause or a lost connection: the stream asks again by itself. If its consumer is
-                // gone, that request fails.
+                // A server that removes a consumer may pass over a request that has just arrived. The
+                // stream would ask again only when its request is too old.
                 tracing::debug!(%error, "capsule stream");
-                continue;
+                return Ok(());
             }
             Some(Err(error)) => return Err(BrokerError::operation("pull capsules")(error)),
             None => return Ok(()),

@@ -2,7 +2,7 @@
 //! parent-death signal is tied to the starting thread. Each child has its own process group, a
 //! socket pair and two pipes. Dropping a [`Child`] ends its whole group.
 
-use std::ffi::OsString;
+use std::ffi::{CStr, OsString};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -18,6 +18,7 @@ use fiec_kit::simulated::SIMULATED_DEVICES_ENV;
 use fiec_kit::start::NotStarted;
 use fiec_schemas::messages::LogStream;
 use fiec_schemas::{ExecutionId, Tenant};
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
@@ -141,6 +142,17 @@ impl Folders {
     }
 }
 
+/// How much sooner than its worker the kernel ends a program when memory is short, from 0 to 1,000.
+const EXPENDABLE: i32 = 500;
+const OOM_SCORE: &CStr = c"/proc/self/oom_score_adj";
+
+/// What a program's `oom_score_adj` is to be: not less than this process's own.
+fn expendable() -> String {
+    let own = std::fs::read_to_string("/proc/self/oom_score_adj").unwrap_or_default();
+    let own: i32 = own.trim().parse().unwrap_or(0);
+    own.max(EXPENDABLE).to_string()
+}
+
 #[allow(unsafe_code)]
 fn start(launch: &Launch, folders: &Folders, device_file: Option<&Path>) -> io::Result<Raw> {
     let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
@@ -154,6 +166,7 @@ fn start(launch: &Launch, folders: &Folders, device_file: Option<&Path>) -> io::
         .ok_or_else(|| io::Error::other("the child command is empty"))?;
     let fd = theirs.as_raw_fd();
     let parent = rustix::process::getpid();
+    let expendable = expendable();
     let mut command = Command::new(program);
     command
         .args(arguments)
@@ -187,6 +200,10 @@ fn start(launch: &Launch, folders: &Folders, device_file: Option<&Path>) -> io::
             // The parent may have died before the call above.
             if rustix::process::getppid() != Some(parent) {
                 return Err(io::Error::from(io::ErrorKind::BrokenPipe));
+            }
+            // Refused only where it may not be raised, and then it is as high already.
+            if let Ok(file) = rustix::fs::open(OOM_SCORE, OFlags::WRONLY, Mode::empty()) {
+                let _ = rustix::io::write(&file, expendable.as_bytes());
             }
             Ok(())
         });

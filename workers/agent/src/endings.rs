@@ -2,8 +2,9 @@
 
 use std::fmt;
 
+use fiec_probes::oom::{OomKills, OutOf};
 use fiec_schemas::{Fault, StartError};
-use rustix::process::WaitIdStatus;
+use rustix::process::{Signal, WaitIdStatus};
 
 /// How a child ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,6 +85,36 @@ impl Loss {
                 format!("its report cannot be used; {exit}"),
             ),
             Self::Frozen(reason) => (Fault::Frozen, format!("{reason}; {exit}")),
+        }
+    }
+}
+
+/// Names a SIGKILL by the kernel for want of memory. Other faults stay as they are.
+pub(crate) fn killed(fault: Fault, words: String, kills: &OomKills) -> (Fault, String) {
+    match fault {
+        Fault::Signalled { signal } if signal == Signal::KILL.as_raw() => {}
+        _ => return (fault, words),
+    }
+    let mib = |bytes: u64| format!("{} MiB", bytes.div_ceil(1 << 20));
+    match kills.explain() {
+        None => (fault, words),
+        Some(OutOf::Machine) => (
+            Fault::MachineOutOfMemory,
+            format!("{words}: killed by the kernel, the machine is out of memory"),
+        ),
+        Some(OutOf::Group {
+            limit_bytes,
+            peak_bytes,
+        }) => {
+            let peak = peak_bytes.map_or_else(String::new, |peak| format!(", peak {}", mib(peak)));
+            let limit = mib(limit_bytes);
+            (
+                Fault::OutOfMemory {
+                    limit_bytes,
+                    peak_bytes,
+                },
+                format!("{words}: killed by the kernel, out of memory (limit {limit}{peak})"),
+            )
         }
     }
 }

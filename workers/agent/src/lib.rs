@@ -80,6 +80,7 @@ use std::time::Duration;
 use fiec_broker::{Broker, BrokerError, sight};
 use fiec_probes::energy::EnergyMeter;
 use fiec_probes::latency::LatencyRecorder;
+use fiec_probes::oom::OomKills;
 use fiec_probes::profile::ProfileOptions;
 use fiec_probes::{MemoryLimit, NodeCgroup, Sampler, SamplerConfig, Wake};
 use fiec_schemas::messages::RecorderCheckpoint;
@@ -243,6 +244,7 @@ impl Agent {
             pool.warm().await;
         }
         let woken = Arc::new(Notify::new());
+        let kills = OomKills::new(limit.clone());
         let config = SamplerConfig {
             memory: limit,
             run_dir: Some(options.run_dir.clone()),
@@ -274,7 +276,7 @@ impl Agent {
             instance,
             pool,
             metrics,
-            Node::of(&descriptor, cache).with(energy, envelopes.clone(), broker.clock()),
+            Node::of(&descriptor, cache).with(energy, envelopes.clone(), broker.clock(), kills),
         );
         let shared = Arc::new(shared.with_round_trips(round_trips).with_key(key.clone()));
         let claim = Arc::new(claim::claim(&broker, &descriptor).await?);

@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 
 use fiec_broker::trust::NodeKey;
 use fiec_broker::{Broker, BrokerClock, Ledger, chunks, store};
+use fiec_probes::MemoryLimit;
 use fiec_probes::energy::{EnergyMeter, Share};
 use fiec_probes::envelope::Envelopes;
 use fiec_probes::latency::LatencyRecorder;
+use fiec_probes::oom::OomKills;
 use fiec_schemas::event::ExecutionState;
 use fiec_schemas::hardware::{RunningProgress, Substrate};
 use fiec_schemas::limits::CPUS_LIMIT;
@@ -62,6 +64,8 @@ pub struct Node {
     energy: Option<Arc<EnergyMeter>>,
     /// The envelopes that limit the offered resources.
     envelopes: Envelopes,
+    /// Kills by the kernel for want of memory.
+    kills: OomKills,
 }
 
 impl Node {
@@ -76,19 +80,23 @@ impl Node {
             energy: None,
             envelopes: Envelopes::default(),
             clock: BrokerClock::default(),
+            kills: OomKills::new(MemoryLimit::Host),
         }
     }
 
-    /// Sets the energy counters, the envelopes and the clock that they follow.
+    /// Sets the energy counters, the envelopes, the clock that they follow, and where to look for
+    /// kills.
     #[must_use]
     pub fn with(
         self,
         energy: Option<Arc<EnergyMeter>>,
         envelopes: Envelopes,
         clock: &BrokerClock,
+        kills: OomKills,
     ) -> Self {
         Self {
             energy,
+            kills,
             envelopes,
             clock: clock.clone(),
             ..self
@@ -432,6 +440,11 @@ impl Shared {
         if let Some(meter) = &self.resources.energy {
             meter.tick();
         }
+    }
+
+    /// Kills by the kernel for want of memory.
+    pub fn kills(&self) -> &OomKills {
+        &self.resources.kills
     }
 
     /// The grant of one execution on a substrate of this node.

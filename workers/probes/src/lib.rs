@@ -23,6 +23,7 @@ pub mod latency;
 pub mod memory;
 pub mod numa;
 mod nvml;
+pub mod oom;
 pub mod power;
 pub mod profile;
 mod reading;

@@ -108,10 +108,24 @@ pub async fn list(args: &ListArgs, global: &Global) -> anyhow::Result<Outcome> {
         "silent",
     ];
     println!("{}", ui::table(head, reply.nodes.iter().map(row)));
+    for (node, words) in set_aside(&reply.nodes) {
+        println!("{node}: {words}");
+    }
     for (node, words) in far_clocks(&reply.nodes) {
         println!("{node}: its clock is {words}: set it (NTP)");
     }
     Ok(Outcome::Done)
+}
+
+/// Nodes that are set aside because they cannot start programs, with the reason.
+pub fn set_aside(nodes: &[NodeStatus]) -> impl Iterator<Item = (&NodeId, String)> {
+    nodes.iter().flat_map(|node| {
+        node.set_aside.iter().map(|aside| {
+            let program = aside.program.as_deref().unwrap_or("all programs");
+            let words = format!("set aside for {program}: {}", aside.reason);
+            (&node.descriptor.node, words)
+        })
+    })
 }
 
 /// Nodes whose clock differs from the broker's by too much, with the difference.

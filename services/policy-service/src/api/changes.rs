@@ -2,6 +2,7 @@
 //! appends, so the request goes to that worker. Otherwise the event is appended here. The answer
 //! comes after the append.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -90,11 +91,13 @@ pub(super) fn is_paused(state: &ExecutionState) -> bool {
 enum NotPassed {
     /// The node does not hold the execution, so nobody else would append.
     NotHeld,
+    /// The node does not answer. It will hear of the cancellation.
+    NotHeard,
     /// The node refuses, at least for now.
     Refused(Refusal),
 }
 
-/// The events of a change to an execution that no node holds.
+/// The events of a change to an execution that no node holds, or whose node must not have a say.
 fn orphan_events(change: &Change, who: &str, now: Timestamp) -> Vec<Event> {
     let who = who.to_owned();
     match change {
@@ -112,6 +115,14 @@ fn orphan_events(change: &Change, who: &str, now: Timestamp) -> Vec<Event> {
             };
             vec![yielded, Event::Paused { who }]
         }
+    }
+}
+
+fn changed(name: &str, state: Arc<ExecutionState>) -> ApiReply {
+    ApiReply {
+        message: format!("{name} is {}", state.phase.as_str()),
+        state: Some(state),
+        ..ApiReply::default()
     }
 }
 
@@ -139,6 +150,11 @@ impl Api {
             let phase = entry.message.state.phase.clone();
             let now = self.effects.broker.now();
             let events = match (change, &phase) {
+                // Its node was silent, and has done it all the same.
+                (Change::Cancel, Phase::Cancelled) if round > 1 => {
+                    let state = entry.message.state.clone();
+                    return Ok(changed(&name, state));
+                }
                 (_, p) if p.is_terminal() => {
                     let phase = p.kind();
                     return Err(Refusal::Ended { name, phase });
@@ -186,7 +202,7 @@ impl Api {
                             continue;
                         }
                         NotPassed::Refused(refusal) => return Err(refusal),
-                        NotPassed::NotHeld => orphan_events(change, who, now),
+                        NotPassed::NotHeld | NotPassed::NotHeard => orphan_events(change, who, now),
                     }
                 }
                 // Its node is lost.
@@ -204,15 +220,11 @@ impl Api {
                     room.send(Outcome::Changed(Box::new(tip), events));
                     self.settle_outbox(&state).await;
                     self.forget_state(&state).await;
-                    let message = match change {
-                        Change::Resume => format!("{name} goes on as soon as a node takes it"),
-                        _ => format!("{name} is {}", state.phase.as_str()),
-                    };
-                    return Ok(ApiReply {
-                        message,
-                        state: Some(state),
-                        ..ApiReply::default()
-                    });
+                    let mut reply = changed(&name, state);
+                    if *change == Change::Resume {
+                        reply.message = format!("{name} goes on as soon as a node takes it");
+                    }
+                    return Ok(reply);
                 }
                 Err(AppendError::Conflict) => {
                     let last = self.effects.ledger.last(tenant, id).await?;
@@ -317,7 +329,12 @@ impl Api {
             }
         };
         let reason = match sight.silence_of(node) {
-            Some(reason) => reason,
+            Some(reason) => {
+                if let Change::Cancel = asked.change {
+                    self.effects.leave_word(node, &request).await;
+                }
+                reason
+            }
             None => {
                 let timeout = self.options.control_timeout;
                 let verb = asked.change.verb();
@@ -344,6 +361,11 @@ impl Api {
                 }
             }
         };
+        // A cancellation loses nothing that anybody still wants, so the node is not waited for: the
+        // event fences it. A pause or a change would throw away what it has not committed.
+        if let Change::Cancel = asked.change {
+            return Err(NotPassed::NotHeard);
+        }
         let node = node.clone();
         Err(NotPassed::Refused(Refusal::NodeSilent {
             name,

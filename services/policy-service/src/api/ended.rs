@@ -78,6 +78,10 @@ fn would_help(fault: &Fault) -> Option<String> {
                 .to_owned()
         }
         Fault::Limit => "a higher limit in the program's manifest".to_owned(),
+        Fault::OutOfMemory { limit_bytes, .. } => format!(
+            "a node with more memory (`requires.memory_bytes` above {limit_bytes} in the \
+             submission), or fewer slots on the node, which share it"
+        ),
         Fault::DataLost => "the submission, sent again under another id".to_owned(),
         Fault::Dependency { id } | Fault::Part { id } => {
             format!("`fiec why {id}` says why that one failed")

@@ -38,6 +38,7 @@ impl Policy {
             self.writes_again(now, view, out);
         }
         if view.is_terminal() {
+            self.note_starts(now, view, writer, out);
             self.learn(now, view);
             self.drop_kept(id, out);
             self.note_end(id, view.state.phase.is);
@@ -79,6 +80,7 @@ impl Policy {
         if moved || !matches!(stage, Stage::Started(..)) {
             self.cluster.clear_order(id);
         }
+        self.note_starts(now, view, writer, out);
         self.note_facts(now, view, stage, before.map(|(b, _)| b));
         self.note_spread(now, view);
         self.note_claims(now, view);

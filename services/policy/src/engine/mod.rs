@@ -14,7 +14,8 @@
 //! * [`spread`] follows ranges that several nodes compute, [`grow`] adds nodes.
 //! * [`aging`] keeps ledgers that would drop out of the stream by their age.
 //! * [`nodes`] follows nodes: vectors, silence, probes, joining and leaving. [`arriving`] follows the
-//!   states that nodes fetch, [`absent`] forgets nodes.
+//!   states that nodes fetch, [`starts`] the programs that they cannot start, [`absent`] forgets
+//!   nodes.
 //! * [`reconcile`] compares ledgers with what nodes hold.
 //! * [`trust`] follows the contracts that nodes prove and lose.
 //! * [`verify`] has parts of executions computed again, [`judge`] compares the results.
@@ -55,6 +56,7 @@ mod reserve;
 mod resize;
 mod room;
 mod spread;
+mod starts;
 mod tell;
 mod trust;
 mod verify;

@@ -9,6 +9,7 @@ use super::{Action, Policy, ProbeOutcome};
 use crate::cluster::{NodeIx, Presence};
 use crate::hysteresis::State;
 use crate::profile::ProfileIx;
+use crate::starts::Starts;
 use crate::time::{Millis, Now};
 use crate::view::LedgerView;
 use crate::watch::Watch;
@@ -41,6 +42,8 @@ impl Policy {
         node.describe(Some(Arc::clone(&descriptor)));
         if new_life {
             node.heard = node.heard.max(now.mono);
+            // Its environment may be another.
+            node.starts = Starts::default();
             // A vector of an earlier instance says nothing about the capacity now.
             let told = node.hear(None);
             node.hear(told.filter(|v| v.instance == descriptor.instance));
@@ -270,6 +273,11 @@ impl Policy {
         if self.cluster.node(ix).descriptor.is_some() {
             self.say_viability(now, ix, out);
         }
+        let node = self.cluster.node_quietly(ix);
+        if node.starts.pass(now.mono, &self.config) {
+            self.dirty = true;
+            self.cluster.changed(ix);
+        }
         let limit = self.config.liveness_ms;
         let node = self.cluster.node_quietly(ix);
         let silent = now.mono.since(node.heard) > limit;
@@ -384,7 +392,7 @@ impl Policy {
     }
 
     /// Records a fact about a node, if this replica is the preferred one.
-    fn record(
+    pub(super) fn record(
         &mut self,
         now: Now,
         ix: NodeIx,

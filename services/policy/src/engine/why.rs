@@ -319,6 +319,7 @@ impl Policy {
                     flags: node.flags.clone(),
                     viability,
                     pressing: base.map(|b| b.complaints(now.mono)).unwrap_or_default(),
+                    set_aside: node.starts.set_aside(now.mono),
                     vector: node.vector.as_deref().cloned(),
                     silent_ms: Some(now.mono.since(node.heard)),
                     bound: u32::try_from(node.holds.len()).unwrap_or(u32::MAX),

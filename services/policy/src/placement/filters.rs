@@ -51,11 +51,12 @@ type Filter = for<'a> fn(&View<'a, '_>) -> Option<Reason<'a>>;
 
 /// The filters in the order in which people read them. They run lazily, so that the first reason
 /// costs little.
-const FILTERS: [Filter; 10] = [
+const FILTERS: [Filter; 11] = [
     wanted,
     present,
     operators,
     program,
+    starts,
     requirements,
     device,
     contract,
@@ -132,6 +133,12 @@ fn program<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
     let confinement = &v.node.descriptor.as_ref()?.profile.confinement;
     let starts = confinement.is_empty() || confinement.contains(&Confinement::Containers);
     (v.profile.container && !starts).then_some(Reason::NoContainers { wanted })
+}
+
+fn starts<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
+    let program = &v.profile.program;
+    let against = v.node.starts.against(program)?;
+    Some(Reason::CannotStart { program, against })
 }
 
 /// Bytes of memory that a reading leaves free under the current limit or envelope.

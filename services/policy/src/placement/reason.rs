@@ -4,10 +4,11 @@ use fiec_schemas::machine::Unmet;
 use fiec_schemas::package::is_built_in;
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::substrate::ComputeCapability;
-use fiec_schemas::{Contract, ExecutionId, NodeId, Timestamp};
+use fiec_schemas::{Contract, ExecutionId, NodeId, StartError, Timestamp};
 
 use crate::cluster::Node;
 use crate::places::NoRoom;
+use crate::starts::Against;
 use crate::time::Millis;
 use crate::trust::Standing;
 use crate::watch::Watched;
@@ -72,6 +73,10 @@ pub(super) enum Reason<'a> {
     },
     NoContainers {
         wanted: &'a str,
+    },
+    CannotStart {
+        program: &'a str,
+        against: Against<'a>,
     },
     NotNamed,
     Excluded,
@@ -148,6 +153,27 @@ pub(super) enum Reason<'a> {
     DeviceFull(NoRoom),
 }
 
+/// What would let a node start a command.
+fn would_start(command: &str, error: StartError, node: &NodeId) -> String {
+    match error {
+        StartError::NotFound => format!("{command} where the worker on {node} runs"),
+        StartError::NotExecutable | StartError::NoFormat => {
+            format!("a {command} that the worker on {node} may execute")
+        }
+        StartError::NoProcesses => {
+            format!(
+                "more processes for the worker on {node} (`ulimit -u`, or a limit of its group)"
+            )
+        }
+        StartError::NoFiles => {
+            format!("more open files for the worker on {node} (`ulimit -n`)")
+        }
+        StartError::NoMemory => format!("free memory on {node}"),
+        StartError::NoSpace => format!("space on the disk of the worker on {node}"),
+        StartError::Other => format!("the worker on {node} starting {command}"),
+    }
+}
+
 fn or_not(has: Option<impl ToString>, unit: &str) -> String {
     has.map_or_else(
         || "not known".to_owned(),
@@ -174,6 +200,17 @@ impl Reason<'_> {
             Reason::NoContainers { wanted } => format!(
                 "{wanted} runs in a container, and its worker finds neither podman nor docker"
             ),
+            Reason::CannotStart { program, against } => match against {
+                Against::Program(failing) => {
+                    format!("it cannot start {program}: {}", failing.in_words(now))
+                }
+                Against::Node(failing) => {
+                    format!(
+                        "it cannot start several programs: {}",
+                        failing.in_words(now)
+                    )
+                }
+            },
             Reason::Offered {
                 offered,
                 has,
@@ -312,6 +349,10 @@ impl Reason<'_> {
             }
             Reason::NoContainers { .. } => {
                 format!("podman or docker where the worker on {id} runs")
+            }
+            Reason::CannotStart { against, .. } => {
+                let (Against::Program(failing) | Against::Node(failing)) = against;
+                would_start(failing.command(), failing.error(), id)
             }
             Reason::Offered { .. } => {
                 format!("a wider envelope on {id} (`fiec node envelope {id}` shows it)")

@@ -45,13 +45,17 @@ impl World {
     }
 
     pub fn refuse(&mut self, n: u64) {
+        self.refuse_for(n, None);
+    }
+
+    pub fn refuse_for(&mut self, n: u64, fault: Option<Fault>) {
         let author = self.author(n);
         self.append(
             Self::id(n),
             vec![Event::Refused {
                 reason: "full".into(),
                 offer: 0,
-                fault: None,
+                fault: fault.map(Box::new),
             }],
             &author,
             true,

@@ -21,8 +21,8 @@ const SENTENCES: [&str; 10] = [
     "words",
     "would_help",
 ];
-/// Fields with a user's own names, which may be any text.
-const VERBATIM: [&str; 3] = ["labels", "params", "result"];
+/// Fields with a user's own names, which may be any text, and a fault, which has no sentence.
+const VERBATIM: [&str; 4] = ["fault", "labels", "params", "result"];
 
 /// Replaces each sentence by [`MARK`]. An empty one stays empty, because that is information.
 pub fn strip_sentences(value: &mut Value) {

@@ -24,6 +24,7 @@ use std::time::Duration;
 use fiec_broker::{Broker, Ledger, store};
 use fiec_schemas::{ExecutionId, Tenant};
 use sqlx::PgPool;
+use tokio::time::{Instant, sleep};
 
 use self::chain::Chain;
 use super::journal::{self, Journal};
@@ -32,6 +33,8 @@ use super::journal::{self, Journal};
 pub const CLOCKS_MS: i64 = 500;
 /// How long the recorder has to come to the streams' ends.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a check that cannot read something is made again. In a cluster an election may go on.
+const ELECTION: Duration = Duration::from_secs(20);
 
 /// A rule of the checker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -155,8 +158,24 @@ impl fmt::Display for Violation {
 /// Checks what a cluster has left. Gives every violation that the exemptions do not explain.
 ///
 /// # Errors
-/// When the broker or PostgreSQL does not answer.
+/// When the broker or PostgreSQL does not answer for longer than an election lasts.
 pub async fn check(
+    broker: &Broker,
+    pool: Option<&PgPool>,
+    journal: &Journal,
+    exempt: &[Exempt],
+) -> Result<Vec<Violation>, String> {
+    let deadline = Instant::now() + ELECTION;
+    loop {
+        let checked = check_once(broker, pool, journal, exempt).await;
+        if checked.is_ok() || Instant::now() >= deadline {
+            return checked;
+        }
+        sleep(Duration::from_secs(1)).await;
+    }
+}
+
+async fn check_once(
     broker: &Broker,
     pool: Option<&PgPool>,
     journal: &Journal,

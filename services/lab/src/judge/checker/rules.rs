@@ -27,10 +27,11 @@ const OF_THE_HOLDER: [&str; 12] = [
 ];
 
 /// Faults that are charged to a node.
-const OF_NODES: [&str; 7] = [
+const OF_NODES: [&str; 8] = [
     "cannot_start",
     "disk_full",
     "device_lost",
+    "machine_out_of_memory",
     "frozen",
     "worker_panicked",
     "worker_died",

@@ -1,0 +1,68 @@
+//! Learns from ledgers which programs a node can start.
+
+use fiec_schemas::messages::NodeEventKind;
+use fiec_schemas::{Cause, EventKind, Fault};
+
+use super::{Action, Policy};
+use crate::cluster::NodeIx;
+use crate::time::Now;
+use crate::view::LedgerView;
+
+/// A start that failed: the fault and the worker's words.
+fn failed(view: &LedgerView<'_>) -> Option<(Fault, String)> {
+    if let Some(refused) = view.event(EventKind::Refused) {
+        let reason = refused.reason.as_deref().unwrap_or_default();
+        return Some((refused.fault()?, reason.to_owned()));
+    }
+    match view.event(EventKind::Yielded)?.cause()? {
+        Cause::NotTaken { reason, fault } => Some((*fault?, reason)),
+        _ => None,
+    }
+}
+
+impl Policy {
+    /// Notes what a message says about the starts of its program on the node of its writer.
+    pub(super) fn note_starts(
+        &mut self,
+        now: Now,
+        view: &LedgerView<'_>,
+        writer: Option<NodeIx>,
+        out: &mut Vec<Action>,
+    ) {
+        let Some(ix) = writer.filter(|_| self.loaded) else {
+            return;
+        };
+        let computes = |kind| matches!(kind, EventKind::Boundary | EventKind::Completed);
+        if view.events.iter().any(|event| computes(event.kind)) {
+            if self.cluster.node(ix).starts.are_good() {
+                return;
+            }
+            let Some(program) = self.program_of(view) else {
+                return;
+            };
+            if self.cluster.node_mut(ix).starts.succeeded(&program) {
+                self.dirty = true;
+                let detail = format!("{program} computes there");
+                self.record(now, ix, NodeEventKind::StartsAgain, detail, None, out);
+            }
+            return;
+        }
+        let Some((Fault::CannotStart { command, error }, words)) = failed(view) else {
+            return;
+        };
+        let Some(program) = self.program_of(view) else {
+            return;
+        };
+        let starts = &mut self.cluster.node_mut(ix).starts;
+        let what = (command.as_str(), error);
+        if starts.failed(now.mono, &program, what, &words, &self.config) {
+            let detail = format!("{program}: {words}");
+            self.record(now, ix, NodeEventKind::CannotStart, detail, None, out);
+        }
+    }
+
+    fn program_of(&self, view: &LedgerView<'_>) -> Option<String> {
+        let e = self.cluster.execution(view.state.execution)?;
+        Some(self.cluster.profiles.get(e.profile)?.program.clone())
+    }
+}
