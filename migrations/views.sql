@@ -121,7 +121,8 @@ SELECT b.id                                                        AS batch,
             THEN max(e.finished_at) ELSE now() END
            - min(e.submitted_at)                                   AS took,
        sum(e.rebindings)::bigint                                   AS rebindings,
-       fiec_interval(sum(e.compute_us)::bigint)                    AS computed
+       fiec_interval(sum(e.compute_us)::bigint)                    AS computed,
+       count(*) FILTER (WHERE e.phase = 'held')                    AS held
 FROM batches b
 JOIN executions e ON e.batch_id = b.id
 GROUP BY b.id, b.name, b.tenant;
@@ -230,8 +231,8 @@ SELECT v.at,
 FROM execution_events v
 JOIN executions e ON e.id = v.execution
 WHERE v.fault IS NOT NULL
-  -- An execution that gives up fails with its last crash.
-  AND NOT (v.kind = 'failed' AND EXISTS (
+  -- An execution that gives up fails with its last crash, or is held with it.
+  AND NOT (v.kind IN ('failed', 'held') AND EXISTS (
       SELECT FROM execution_events c
       WHERE c.execution = v.execution AND c.ordinal = v.ordinal AND c.kind = 'crashed'))
 UNION ALL
@@ -521,6 +522,7 @@ LANGUAGE sql STABLE AS $$
                WHEN 'bound' THEN 'bound to ' || e.node || ' under epoch ' || e.epoch
                WHEN 'started' THEN 'computing on ' || e.node || ' under epoch ' || e.epoch
                WHEN 'paused' THEN 'paused by ' || coalesce(e.paused_by, 'somebody')
+               WHEN 'held' THEN 'held: ' || coalesce(e.failure, '')
                WHEN 'failed' THEN 'failed: ' || coalesce(e.failure, '')
                ELSE e.phase
            END,
@@ -543,7 +545,7 @@ LANGUAGE sql STABLE AS $$
         SELECT v.detail, v.at
         FROM execution_events v
         WHERE v.execution = e.id AND v.at >= e.submitted_at - interval '1 hour'
-          AND v.kind IN ('yielded', 'refused', 'paused', 'resumed', 'stepped_back')
+          AND v.kind IN ('yielded', 'refused', 'paused', 'resumed', 'held', 'retried', 'stepped_back')
         ORDER BY v.ordinal DESC LIMIT 1
     ) ev ON true
     LEFT JOIN LATERAL fiec_waits(

@@ -3,6 +3,7 @@
 
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
+use std::time::Duration;
 
 use fiec_lab::cluster::Cluster;
 use fiec_schemas::messages::{ApiReply, Why};
@@ -231,12 +232,11 @@ async fn a_kill_for_memory_is_named_with_its_limit_and_a_kill_by_hand_is_not() {
     let ran = lab.fiec(&["why", "grows"]).await.expect(0);
     assert!(ran.stdout.contains("a node with more memory"), "{ran:?}");
 
-    let params = json!({"capsules": 2, "rest_us": 300_000_000});
-    let line = json!({"id": "killed", "program": "synthetic@1", "params": params, "retries": 0});
+    let params = json!({"capsules": 100_000, "rest_us": 20_000});
+    let line = json!({"id": "killed", "program": "synthetic@1", "params": params, "retries": 0,
+        "commit": {"every": 1}});
     let id = lab.publish_json(&line).await;
-    lab.journal
-        .find(id, "it computes", |line| line.started_on())
-        .await;
+    lab.journal.computing(id, 2).await;
     for pid in proc::descendants(lab.worker(&node).pid()) {
         let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
         let _ = kill_process(pid, Signal::KILL);
@@ -247,5 +247,95 @@ async fn a_kill_for_memory_is_named_with_its_limit_and_a_kill_by_hand_is_not() {
             if **fault == Fault::Signalled { signal: 9 })
     };
     assert!(last.message.events.iter().any(by_hand), "{last:?}");
+    lab.stop().await;
+}
+
+/// Kills its worker at its second capsule: the parent of the process that runs it is the worker's
+/// child.
+const POISON: &str = r#"
+if [ -f "$FIEC_STATE_DIR/begun" ]; then
+    read -r _ _ _ parent _ < "/proc/$PPID/stat"
+    kill -9 "$parent"
+    sleep 60
+fi
+echo > "$FIEC_STATE_DIR/begun"
+exit 85
+"#;
+
+#[tokio::test]
+async fn a_program_that_kills_its_worker_is_held_and_others_go_on() {
+    let mut options = workers_with_history(3);
+    options.worker_args = slots(2);
+    options
+        .worker_args
+        .extend(args(&["--allow-program", "poison@*"]));
+    let mut lab = Lab::start(options).await;
+    let folder = lab.path("poison");
+    std::fs::create_dir_all(&folder).unwrap();
+    let manifest = json!({"entry": ["sh", "poison.sh"], "protocol": "state_dir"});
+    std::fs::write(folder.join("fiec.json"), manifest.to_string()).unwrap();
+    std::fs::write(folder.join("poison.sh"), POISON).unwrap();
+    let folder = folder.display().to_string();
+    lab.fiec(&["program", "push", "poison@1", &folder])
+        .await
+        .expect(0);
+    let params = json!({"capsules": 400, "rest_us": 100_000});
+    let mut others = Vec::new();
+    for n in 0..3 {
+        let line = json!({"id": format!("o{n}"), "program": "synthetic@1", "params": params,
+            "commit": {"every": 1}});
+        others.push(lab.publish_json(&line).await);
+    }
+    let line = json!({"id": "p", "program": "poison@1", "commit": {"every": 1}});
+    let id = lab.publish_json(&line).await;
+
+    // Somebody starts each worker again that ends.
+    let mut deaths = 0;
+    let held = loop {
+        let last = lab.journal.of(id).last().cloned();
+        if let Some(last) = last.filter(|last| last.phase() == "held") {
+            break last;
+        }
+        for number in 1..=3 {
+            if lab.worker(&Cluster::node(number)).ended().is_some() {
+                deaths += 1;
+                // The first may be gone before it has said that it had started.
+                assert!(deaths <= 4, "it went on after four workers");
+                lab.restart_worker(number).unwrap();
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    assert!(deaths >= 3);
+    let totals = held.message.state.totals;
+    assert_eq!((totals.crashes, totals.node_faults), (0, 3));
+    let why = lab.fiec(&["why", "p"]).await.expect(0).stdout;
+    assert!(
+        why.contains("3 workers have ended while they computed it"),
+        "{why}"
+    );
+    for node in &held.message.state.deaths {
+        assert!(why.contains(node.as_str()), "{why}");
+    }
+    // The others commit on, and were not charged.
+    for other in others {
+        let reached = lab
+            .journal
+            .of(other)
+            .last()
+            .unwrap()
+            .message
+            .state
+            .boundary_index();
+        lab.journal
+            .find(other, "it commits on", |line| {
+                (line.message.state.boundary_index() > reached).then_some(())
+            })
+            .await;
+        let state = lab.journal.of(other).last().unwrap().message.state.clone();
+        assert_eq!(state.totals.crashes, 0);
+    }
+    let ended = ["cancel", "p", "o0", "o1", "o2"];
+    lab.fiec(&ended).await.expect(0);
     lab.stop().await;
 }

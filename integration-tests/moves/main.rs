@@ -18,6 +18,7 @@ mod operations;
 mod pressure_and_bits;
 mod reallocation;
 mod reconfigure;
+mod retries;
 mod sharing;
 mod slow_links;
 mod spread;

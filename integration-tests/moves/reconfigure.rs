@@ -48,9 +48,8 @@ async fn request(lab: &Lab, verb: &str, id: &str, grant: Option<Grant>) -> ApiRe
     let request = ExecutionRequest {
         id: id.to_owned(),
         who: "ann@lab".to_owned(),
-        to: None,
         grant,
-        change: None,
+        ..ExecutionRequest::default()
     };
     let subject = format!("fiec.api.{verb}.{}", lab.tenant);
     let body = serde_json::to_vec(&request).unwrap();

@@ -294,6 +294,7 @@ impl Lab {
             "pause" => Said::Paused,
             "resume" => Said::Resumed,
             "cancel" => Said::Cancelled,
+            "retry" => Said::Retried,
             "submit" => {
                 // It prints the ids of the accepted lines.
                 let words = ran.stdout.split_whitespace();

@@ -13,6 +13,7 @@
 //! | parked | policy service | continue or move it | no limit: others have its place |
 //! | parked, something requested | worker | do it | [`REQUEST_MS`] after both |
 //! | paused | a person | resume it | no limit |
+//! | held | a person | retry it, or cancel it | no limit |
 //! | verifying | policy service | have it verified | no limit: other nodes compute it again |
 //! | ended | recorder | record its end | no limit: the ledger does not say what is recorded |
 //!
@@ -95,6 +96,8 @@ pub enum Task {
     Unpark,
     /// Resume it.
     Resume,
+    /// Retry it.
+    Retry,
     /// Let other nodes verify it.
     Verify,
     /// Record its end, if there is a recorder.
@@ -114,6 +117,7 @@ impl Task {
             Self::Pause => "pause it, as requested",
             Self::Unpark => "let it go on where it is parked, or move it",
             Self::Resume => "resume it (`fiec resume`)",
+            Self::Retry => "retry it (`fiec retry`), or cancel it",
             Self::Verify => "have it verified by other nodes",
             Self::Record => "record its end",
         }
@@ -187,6 +191,8 @@ pub enum Standing {
     },
     /// Waits for somebody to resume it.
     Paused,
+    /// Waits for somebody to retry it.
+    Held,
     /// Other nodes compute it again.
     Verifying,
     /// Ended.
@@ -261,6 +267,7 @@ impl Standing {
                 }),
             },
             Phase::Paused { .. } => Self::Paused,
+            Phase::Held { .. } => Self::Held,
             Phase::Verifying { .. } => Self::Verifying,
             Phase::Completed | Phase::Failed | Phase::Cancelled | Phase::Returned => Self::Ended,
         }
@@ -294,6 +301,7 @@ impl Standing {
             } => (Actor::PolicyService, Task::Unpark, None),
             Self::Started { .. } => (Actor::Worker, Task::Compute, None),
             Self::Paused => (Actor::Person, Task::Resume, None),
+            Self::Held => (Actor::Person, Task::Retry, None),
             Self::Verifying => (Actor::PolicyService, Task::Verify, None),
             Self::Ended => (Actor::Recorder, Task::Record, None),
         };
@@ -483,6 +491,17 @@ mod tests {
         };
         let state = then(&pending(r#"{"program":"p@1"}"#), 5, &[event]);
         owes(&state, LATER, Actor::Person, Task::Resume, None);
+    }
+
+    #[test]
+    fn a_held_execution_waits_for_a_person() {
+        let event = Event::Held {
+            reason: "no".to_owned(),
+            stderr: String::new(),
+            fault: None,
+        };
+        let state = then(&started(10), 20, &[event]);
+        owes(&state, LATER, Actor::Person, Task::Retry, None);
     }
 
     #[test]

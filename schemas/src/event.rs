@@ -9,7 +9,7 @@ use serde_json::Value;
 
 pub use crate::cause::{Candidate, Cause, CauseKind, Decision, Entrusted, Evidence};
 use crate::energy::{Energy, EnergyTotals};
-use crate::fault::Fault;
+use crate::fault::{Fault, FaultKind};
 use crate::ids::{
     BatchId, BoundaryIndex, Digest, Epoch, ExecutionId, InstanceId, NodeId, Ordinal, Sequence,
     Tenant, Timestamp,
@@ -298,6 +298,23 @@ tagged! { "type", "Event", EventKind,
             #[serde(default, skip_serializing_if = "Option::is_none")]
             fault: Option<Box<Fault>>,
         },
+        /// The execution cannot go on by itself. It is held with its last committed σ until somebody
+        /// retries or cancels it.
+        Held {
+            /// The reason, for a person.
+            reason: String,
+            /// The end of the program's output to stderr.
+            #[serde(default, skip_serializing_if = "String::is_empty")]
+            stderr: String,
+            /// What stopped it.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            fault: Option<Box<Fault>>,
+        },
+        /// The execution starts again from its last commit, after it failed, was held or was cancelled.
+        Retried {
+            /// Who asked.
+            who: String,
+        },
         /// Somebody cancelled the execution.
         Cancelled {
             /// Who.
@@ -389,8 +406,8 @@ pub struct ExecutionState {
     pub at: Timestamp,
     /// Digest of the canonical submission.
     pub submission: Digest,
-    /// The submission itself, if it is small. Present while the execution lives, and in a first
-    /// message that ends it. A large one is in `FIEC_DATA`.
+    /// The submission itself, if it is small. Present while the execution lives or can be retried, and
+    /// in a first message that ends it. A large one is in `FIEC_DATA`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spec: Option<Arc<Submission>>,
     /// The numeric contract for moves.
@@ -432,10 +449,18 @@ pub struct ExecutionState {
     /// The messages that it emitted last. Its next holder makes sure that they are published.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outbox: Option<Outbox>,
-    /// Crashes of the program since the last commit. They count against the submission's `retries`.
+    /// Crashes of the program since the last commit or retry. They count against the submission's `retries`.
     /// 0 in messages of earlier versions.
     #[serde(default, skip_serializing_if = "none32")]
     pub crashes_since_commit: u32,
+    /// True if a lost node may have started it without saying so. Its next holder says that it has
+    /// started before its program does, so that a program that ends its worker at once is noticed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lost_unstarted: bool,
+    /// The last 8 nodes whose worker ended, or had no memory left, while it computed there, since the
+    /// last commit or retry. Many of them in a row make its program suspect.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub deaths: Vec<NodeId>,
     /// Counters over its whole life.
     pub totals: Totals,
 }
@@ -458,6 +483,14 @@ tagged! { "is", "Phase", PhaseKind,
         Paused {
             /// Who paused it.
             who: String,
+        },
+        /// Failed, and kept with its last committed σ, as its submission wishes. Waits for `retry`.
+        Held {
+            /// What stopped it, if it is known.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            fault: Option<FaultKind>,
+            /// The reason, for a person.
+            reason: String,
         },
         /// Computed to its end. Other nodes compute it again before that counts.
         Verifying {
@@ -486,12 +519,22 @@ impl EventKind {
 }
 
 impl PhaseKind {
-    /// True if no further event can follow.
+    /// True if the execution has ended. Only `retried` can follow.
     pub const fn is_terminal(self) -> bool {
         matches!(
             self,
             Self::Completed | Self::Failed | Self::Cancelled | Self::Returned
         )
+    }
+
+    /// True if `retried` can follow.
+    pub const fn can_be_retried(self) -> bool {
+        matches!(self, Self::Failed | Self::Cancelled | Self::Held)
+    }
+
+    /// True if the last committed σ may still be needed: while the execution lives, and for a retry.
+    pub const fn needs_state(self) -> bool {
+        !self.is_terminal() || self.can_be_retried()
     }
 }
 
@@ -501,7 +544,7 @@ impl Phase {
         self.kind().as_str()
     }
 
-    /// True if no further event can follow.
+    /// True if the execution has ended. Only `retried` can follow.
     pub fn is_terminal(&self) -> bool {
         self.kind().is_terminal()
     }
@@ -635,7 +678,7 @@ impl Event {
     pub const fn crashes_after(&self, before: u32) -> u32 {
         match self {
             Self::Crashed { .. } => before.saturating_add(1),
-            Self::Boundary(_) => 0,
+            Self::Boundary(_) | Self::Retried { .. } => 0,
             _ => before,
         }
     }

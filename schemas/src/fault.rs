@@ -147,6 +147,16 @@ impl FaultKind {
     }
 }
 
+impl FaultKind {
+    /// True for a fault that ends a worker, or would have. A program can cause it.
+    pub const fn is_death(self) -> bool {
+        matches!(
+            self,
+            Self::WorkerDied | Self::WorkerPanicked | Self::MachineOutOfMemory
+        )
+    }
+}
+
 impl StartError {
     /// What an error of `fork` and `exec` means.
     pub fn of(error: &io::Error) -> Self {
@@ -179,6 +189,7 @@ impl Event {
             Self::Refused { fault, .. }
             | Self::Crashed { fault, .. }
             | Self::Failed { fault, .. }
+            | Self::Held { fault, .. }
             | Self::Yielded {
                 cause: Cause::NotTaken { fault, .. },
                 ..

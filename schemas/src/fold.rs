@@ -16,6 +16,8 @@
 //!   boundary+split, boundary+merged: started; while parts are open nothing completes.
 //!   pending ── returned ──▶ returned (a part without parts of its own).
 //!   healed: in every live phase, after the broker lost messages; changes nothing.
+//!   held: from pending, bound and started, in place of failed if the submission wishes.
+//!   retried: from held, failed and cancelled to pending, with the last committed boundary.
 //!   cancelled: from every live phase.   bound over started: only when the node is lost or
 //!   does not hold it.
 //! ```
@@ -27,7 +29,7 @@ use crate::energy::EnergyTotals;
 use crate::event::{
     BatchPlace, Binding, Cause, Event, ExecutionState, Left, Phase, Requested, StatePlace, Totals,
 };
-use crate::fault::{FaultKind, Owner};
+use crate::fault::{Fault, FaultKind, Owner};
 use crate::ids::{BoundaryIndex, Digest, ExecutionId, Sequence, Tenant, Timestamp};
 use crate::limits::INLINE_SUBMISSION_LIMIT;
 use crate::programs::TileRange;
@@ -38,6 +40,9 @@ use crate::trust::Verify;
 
 /// Number of nodes left under pressure that are remembered.
 const LEFT_LIMIT: usize = 8;
+
+/// Number of deaths that are remembered.
+const DEATHS_LIMIT: usize = 8;
 
 /// An event that the state does not allow.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -116,6 +121,8 @@ impl ExecutionState {
             parked: None,
             outbox: None,
             crashes_since_commit: 0,
+            lost_unstarted: false,
+            deaths: Vec::new(),
             totals: Totals::default(),
         }
     }
@@ -171,12 +178,14 @@ impl ExecutionState {
             next.apply(event, at)?;
         }
         if next.phase.is_terminal() {
-            // A reader of this message alone must learn the submission.
-            if next.ordinal > 1 {
-                next.spec = None;
+            // A reader of this message alone must learn the submission, and so must a retry.
+            if !next.phase.kind().can_be_retried() {
+                if next.ordinal > 1 {
+                    next.spec = None;
+                }
+                next.adjusted = None;
             }
             next.requested = None;
-            next.adjusted = None;
             next.left.clear();
         }
         if !matches!(next.phase, Phase::Started(_)) {
@@ -187,7 +196,9 @@ impl ExecutionState {
 
     fn apply(&mut self, event: &Event, at: Timestamp) -> Result<(), TransitionError> {
         self.crashes_since_commit = event.crashes_after(self.crashes_since_commit);
-        match event.fault(&self.phase).map(FaultKind::owner) {
+        let fault = event.fault(&self.phase);
+        self.note_death(event, fault);
+        match fault.map(FaultKind::owner) {
             Some(Owner::Node) => self.totals.node_faults += 1,
             Some(Owner::Infrastructure) => self.totals.infrastructure_faults += 1,
             // Crashes of the program are counted as such. Nothing is tried again after a fault of
@@ -228,6 +239,8 @@ impl ExecutionState {
                     self.totals.pressure += 1;
                     self.remember_left(evidence.node.clone(), at);
                 }
+                let is_lost = matches!(cause, Cause::Lost { .. });
+                self.lost_unstarted |= is_lost && matches!(self.phase, Phase::Bound(_));
                 self.epoch = *epoch;
                 self.moved_at = Some(at);
                 self.phase = Phase::Bound(Binding {
@@ -244,6 +257,7 @@ impl ExecutionState {
                 };
                 self.expect_epoch(*epoch, self.epoch)?;
                 self.phase = Phase::Started(binding.clone());
+                self.lost_unstarted = false;
             }
             Event::Boundary(boundary) => {
                 self.must_compute("boundary")?;
@@ -318,9 +332,13 @@ impl ExecutionState {
                 self.phase = Phase::Pending;
             }
             Event::Paused { who } => {
-                if self.phase.is_terminal() || matches!(self.phase, Phase::Started(_)) {
+                let (Phase::Pending
+                | Phase::Bound(_)
+                | Phase::Paused { .. }
+                | Phase::Verifying { .. }) = self.phase
+                else {
                     return Err(self.refuse("paused"));
-                }
+                };
                 self.requested = None;
                 self.phase = Phase::Paused { who: who.clone() };
             }
@@ -394,8 +412,8 @@ impl ExecutionState {
                     place
                 });
                 self.totals.steps_back += 1;
-                // A pause and an order to pause stay. Everything else begins again.
-                if !matches!(self.phase, Phase::Paused { .. }) {
+                // A pause, an order to pause and a hold stay. Everything else begins again.
+                if !matches!(self.phase, Phase::Paused { .. } | Phase::Held { .. }) {
                     self.phase = Phase::Pending;
                     self.requested = None;
                 }
@@ -437,6 +455,23 @@ impl ExecutionState {
                     return Err(self.refuse("failed"));
                 }
                 self.phase = Phase::Failed;
+            }
+            Event::Held { reason, fault, .. } => {
+                let (Phase::Pending | Phase::Bound(_) | Phase::Started(_)) = self.phase else {
+                    return Err(self.refuse("held"));
+                };
+                self.requested = None;
+                self.phase = Phase::Held {
+                    fault: fault.as_deref().map(Fault::kind),
+                    reason: reason.clone(),
+                };
+            }
+            Event::Retried { .. } => {
+                if !self.phase.kind().can_be_retried() {
+                    return Err(self.refuse("retried"));
+                }
+                self.requested = None;
+                self.phase = Phase::Pending;
             }
             Event::Cancelled { .. } => {
                 if self.phase.is_terminal() {
@@ -527,6 +562,23 @@ impl ExecutionState {
             });
         }
         Ok(())
+    }
+
+    fn note_death(&mut self, event: &Event, fault: Option<FaultKind>) {
+        if let Event::Boundary(_) | Event::Retried { .. } = event {
+            self.deaths.clear();
+        }
+        // A hold tells what was noted before.
+        let is_new = !matches!(event, Event::Held { .. } | Event::Failed { .. });
+        if is_new
+            && fault.is_some_and(FaultKind::is_death)
+            && let Some(binding) = self.phase.binding()
+        {
+            if self.deaths.len() >= DEATHS_LIMIT {
+                self.deaths.remove(0);
+            }
+            self.deaths.push(binding.node.clone());
+        }
     }
 
     fn remember_left(&mut self, node: crate::ids::NodeId, at: Timestamp) {

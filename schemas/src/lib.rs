@@ -53,5 +53,5 @@ pub use ids::{
     NodeId, Ordinal, Sequence, Tenant, Timestamp,
 };
 pub use submission::{
-    CommitPolicy, Contract, FieldError, LineError, Preferences, Requirements, Submission,
+    CommitPolicy, Contract, FieldError, LineError, OnFailure, Preferences, Requirements, Submission,
 };

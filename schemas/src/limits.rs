@@ -156,6 +156,7 @@ fn fit_event(event: &mut Event) {
         Event::Unparked { reason, .. } => cut(reason, REASON_LIMIT),
         Event::Paused { who }
         | Event::Resumed { who }
+        | Event::Retried { who }
         | Event::Cancelled { who }
         | Event::Requested { who, .. }
         | Event::Adjusted { who, .. } => cut(who, WORD_LIMIT),
@@ -177,6 +178,11 @@ fn fit_event(event: &mut Event) {
             fit_fault(fault);
         }
         Event::Failed {
+            reason,
+            stderr,
+            fault,
+        }
+        | Event::Held {
             reason,
             stderr,
             fault,

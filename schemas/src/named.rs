@@ -152,6 +152,9 @@ mod tests {
     #[test]
     fn an_unknown_name_is_answered_with_the_known_ones() {
         let error = "rest".parse::<BatchVerb>().unwrap_err().to_string();
-        assert_eq!(error, r#""rest" is none of status, cancel, pause, resume"#);
+        assert_eq!(
+            error,
+            r#""rest" is none of status, cancel, pause, resume, retry"#
+        );
     }
 }

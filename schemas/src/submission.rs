@@ -67,6 +67,18 @@ pub enum CommitPolicy {
     EveryMs(NonZeroU32),
 }
 
+/// What becomes of an execution when it fails: its program fails, or crashes beyond `retries`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OnFailure {
+    /// It ends. What waits for it fails, too.
+    #[default]
+    Fail,
+    /// It is held with its last committed σ until somebody retries or cancels it. What waits for it
+    /// waits on.
+    Hold,
+}
+
 /// Numeric contract: the agreement that two substrates need for an execution to move between them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -134,6 +146,9 @@ pub struct Submission {
         skip_serializing_if = "is_default_retries"
     )]
     pub retries: u32,
+    /// What becomes of the execution when it fails.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub on_failure: OnFailure,
     /// Requirements that a node must meet.
     #[serde(default, skip_serializing_if = "Requirements::is_empty")]
     pub requires: Requirements,
@@ -220,6 +235,7 @@ impl Submission {
             commit: CommitPolicy::default(),
             viability: Thresholds::new(),
             retries: DEFAULT_RETRIES,
+            on_failure: OnFailure::default(),
             requires: Requirements::default(),
             prefers: Preferences::default(),
             contract: Contract::default(),
@@ -284,6 +300,10 @@ impl Submission {
         }
         scheduling::check(self)?;
         spread::check(self)?;
+        if self.on_failure == OnFailure::Hold && self.spread.is_some() {
+            let rule = "an execution with `spread` cannot be held: its parts fail it";
+            return Err(FieldError::new("on_failure", rule));
+        }
         self.requires.check()?;
         self.prefers.check(&self.requires, self.contract)?;
         if let Some(verify) = self.verify {

@@ -117,6 +117,12 @@ fn any_event() -> impl Strategy<Value = Event> {
             outputs: vec![],
             energy: None,
         }),
+        Just(Event::Held {
+            reason: "test".into(),
+            stderr: String::new(),
+            fault: Some(Box::new(Fault::Reported)),
+        }),
+        Just(Event::Retried { who: "me".into() }),
         Just(Event::Failed {
             reason: "no".to_owned(),
             stderr: String::new(),
@@ -169,13 +175,21 @@ proptest! {
                 std::slice::from_ref(&event), "test", Timestamp::from_micros(3_000_000), prev,
             );
             let Ok(next) = next else { continue };
-            prop_assert!(!before.phase.is_terminal(), "{event:?} after {}", before.phase.as_str());
+            let is_retried = matches!(event, Event::Retried { .. });
+            let was_over = before.phase.is_terminal();
+            prop_assert!(!was_over || is_retried, "{event:?} after {}", before.phase.as_str());
+            if matches!(before.phase, Phase::Completed | Phase::Returned) {
+                prop_assert!(!is_retried);
+            }
             prop_assert!(next.ordinal == before.ordinal + 1);
             prop_assert!(next.epoch == before.epoch || next.epoch == before.epoch + 1);
             if matches!(event, Event::SteppedBack { .. }) {
                 prop_assert!(next.boundary_index() <= before.boundary_index());
                 prop_assert!(next.totals.steps_back == before.totals.steps_back + 1);
-                let waits = matches!(next.phase, Phase::Pending | Phase::Paused { .. });
+                let waits = matches!(
+                    next.phase,
+                    Phase::Pending | Phase::Paused { .. } | Phase::Held { .. }
+                );
                 prop_assert!(waits, "{}", next.phase.as_str());
             } else {
                 prop_assert!(next.boundary_index() >= before.boundary_index());
@@ -190,6 +204,7 @@ proptest! {
             prop_assert!(next.totals.commits >= before.totals.commits);
             let crashes = match &event {
                 Event::Crashed { .. } => before.crashes_since_commit + 1,
+                Event::Retried { .. } => 0,
                 _ if next.totals.commits > before.totals.commits => 0,
                 _ => before.crashes_since_commit,
             };

@@ -296,6 +296,14 @@ fn failed() -> Event {
     }
 }
 
+fn held() -> Event {
+    Event::Held {
+        reason: long(),
+        stderr: long(),
+        fault: fault(),
+    }
+}
+
 fn adjustment() -> Adjustment {
     Adjustment {
         priority: Some(i16::MIN),
@@ -335,6 +343,8 @@ fn every_event() -> Vec<Event> {
             fault: fault(),
         },
         Event::Paused { who: long() },
+        Event::Retried { who: long() },
+        held(),
         Event::Resumed { who: long() },
         Event::Requested {
             who: long(),
@@ -394,7 +404,7 @@ fn every_event() -> Vec<Event> {
     let mut kinds: Vec<u32> = all.iter().map(kind).collect();
     kinds.sort_unstable();
     kinds.dedup();
-    assert_eq!(kinds.len(), 25, "an event is missing");
+    assert_eq!(kinds.len(), 27, "an event is missing");
     all
 }
 
@@ -425,6 +435,8 @@ fn kind(event: &Event) -> u32 {
         Event::Failed { .. } => 22,
         Event::Cancelled { .. } => 23,
         Event::Healed { .. } => 24,
+        Event::Held { .. } => 25,
+        Event::Retried { .. } => 26,
     }
 }
 
@@ -508,6 +520,8 @@ fn state() -> ExecutionState {
     }));
     state.outbox = Some(outbox());
     state.crashes_since_commit = u32::MAX;
+    state.lost_unstarted = true;
+    state.deaths = vec![node(); 8];
     state.totals = Totals {
         commits: u64::MAX,
         state_bytes: u64::MAX,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::envelope::NodeEnvelopes;
 use crate::event::{Cause, Decision, ExecutionState, PhaseKind};
 use crate::hardware::{ArrivingState, NodeDescriptor, NodeFlags, RunningProgress};
-use crate::ids::{BatchId, ClientId, Epoch, ExecutionId, NodeId, Sequence, Tenant};
+use crate::ids::{BatchId, BoundaryIndex, ClientId, Epoch, ExecutionId, NodeId, Sequence, Tenant};
 use crate::named::named;
 use crate::package::Grant;
 use crate::scheduling::Adjustment;
@@ -17,8 +17,8 @@ use crate::submission::LineError;
 use super::RefusalCode;
 
 /// A request about one execution on `fiec.api.<verb>.<tenant>`: `status`, `cancel`, `pause`,
-/// `resume`, `yield`, `reconfigure`, `adjust`, `why`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+/// `resume`, `retry`, `yield`, `reconfigure`, `adjust`, `why`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExecutionRequest {
     /// The execution's UUID, or the client's id.
@@ -35,6 +35,9 @@ pub struct ExecutionRequest {
     /// For `adjust`: the change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub change: Option<Adjustment>,
+    /// For `retry`: the boundary to start from. 0 is the beginning. Absent: the last committed one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from_boundary: Option<BoundaryIndex>,
 }
 
 /// A request about one node on `fiec.api.node.<verb>`: `cordon`, `uncordon`, `drain`, `undrain`,
@@ -181,6 +184,9 @@ pub struct BatchRequest {
     /// [`BatchReply::cursor`] of the previous answer: this request continues there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cursor: Option<String>,
+    /// For `retry`: what was cancelled stays so.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub failed: bool,
 }
 
 /// Submission messages of a tenant that no policy service has taken in.
@@ -521,6 +527,9 @@ pub struct Accepted {
     /// True if the same submission existed before. For an array: if all of its elements did.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub existing: bool,
+    /// If it existed before: its phase, unless it ended long ago. None for an array.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<PhaseKind>,
     /// For an array: all its executions in order of their indices. `id` is the first one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub elements: Vec<ExecutionId>,

@@ -22,6 +22,9 @@ named! {
         AlreadySo,
         /// The execution cannot be resumed because it is not paused.
         NotPaused,
+        /// The execution cannot be retried: it has not failed and was not cancelled, or what it needs is
+        /// gone.
+        CannotRetry,
         /// The execution cannot be resumed yet: it pauses at its next boundary. Ask again.
         Pausing,
         /// The execution is about to start on a node, or to leave one. Ask again once it runs.

@@ -13,6 +13,8 @@ named! {
         Pause,
         /// Resume it.
         Resume,
+        /// Start it again after it failed or was cancelled, or while it is held.
+        Retry,
         /// Move it to another node.
         Yield,
         /// Change its grant.
@@ -35,6 +37,8 @@ named! {
         Pause,
         /// Resume the paused executions.
         Resume,
+        /// Start those again that failed, are held or were cancelled.
+        Retry,
     }
 }
 

@@ -9,8 +9,8 @@ use tracing_subscriber::EnvFilter;
 
 use crate::commands::{
     adjust, batch, check, data, device, doctor, health, history, logs, ls, node, nodes, operate,
-    output, program, quota, reconfigure, rejections, repair, result, run_local, serve, submit,
-    wait, watch,
+    output, program, quota, reconfigure, rejections, repair, result, retry, run_local, serve,
+    submit, wait, watch,
 };
 use crate::context::Global;
 use crate::exit::{HELP, Outcome};
@@ -51,6 +51,7 @@ pub enum Command {
     Pause(operate::ExecutionArgs),
     /// Resume a paused execution
     Resume(operate::ExecutionArgs),
+    Retry(retry::RetryArgs),
     /// Move an execution to another node at its next boundary
     Yield(operate::YieldArgs),
     /// Move an execution to a node at its next boundary
@@ -229,6 +230,7 @@ async fn run(command: Command, global: &Global) -> anyhow::Result<Outcome> {
         Command::Rejections(args) => rejections::run(args, global).await,
         Command::Pause(args) => operate::run(ExecutionVerb::Pause, &args, None, global).await,
         Command::Resume(args) => operate::run(ExecutionVerb::Resume, &args, None, global).await,
+        Command::Retry(args) => retry::run(args, global).await,
         Command::Why(args) => operate::run(ExecutionVerb::Why, &args, None, global).await,
         Command::Batch(args) => batch::run(args, global).await,
         Command::Quota(args) => quota::run(args, global).await,

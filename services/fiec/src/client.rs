@@ -71,6 +71,20 @@ async fn request_with<T: DeserializeOwned>(
         .with_context(|| format!("the answer on {subject} is not of the expected form"))
 }
 
+/// Sends a request about one execution.
+///
+/// # Errors
+/// If no policy service answers. A refusal is in [`ApiReply::error`].
+pub async fn ask(
+    broker: &Broker,
+    verb: ExecutionVerb,
+    tenant: &Tenant,
+    body: &ExecutionRequest,
+) -> anyhow::Result<ApiReply> {
+    let subject = subjects::api_execution(verb, tenant);
+    request(broker, subject, serde_json::to_vec(body)?.into()).await
+}
+
 /// Sends a request about one execution that needs only its id.
 ///
 /// # Errors
@@ -86,15 +100,9 @@ pub async fn execution(
         id: id.to_owned(),
         who: who(),
         to,
-        grant: None,
-        change: None,
+        ..ExecutionRequest::default()
     };
-    request(
-        broker,
-        subjects::api_execution(verb, tenant),
-        serde_json::to_vec(&body)?.into(),
-    )
-    .await
+    ask(broker, verb, tenant, &body).await
 }
 
 /// Changes the grant of a running execution.
@@ -110,16 +118,10 @@ pub async fn reconfigure(
     let body = ExecutionRequest {
         id: id.to_owned(),
         who: who(),
-        to: None,
         grant: Some(grant),
-        change: None,
+        ..ExecutionRequest::default()
     };
-    request(
-        broker,
-        subjects::api_execution(ExecutionVerb::Reconfigure, tenant),
-        serde_json::to_vec(&body)?.into(),
-    )
-    .await
+    ask(broker, ExecutionVerb::Reconfigure, tenant, &body).await
 }
 
 /// Adjusts a live execution.
@@ -135,16 +137,10 @@ pub async fn adjust(
     let body = ExecutionRequest {
         id: id.to_owned(),
         who: who(),
-        to: None,
-        grant: None,
         change: Some(change),
+        ..ExecutionRequest::default()
     };
-    request(
-        broker,
-        subjects::api_execution(ExecutionVerb::Adjust, tenant),
-        serde_json::to_vec(&body)?.into(),
-    )
-    .await
+    ask(broker, ExecutionVerb::Adjust, tenant, &body).await
 }
 
 /// Sends a request about one node. `seconds` is the time limit of the request, for verbs that have

@@ -1,17 +1,24 @@
 //! Why the service refused a request. Handlers decide by the variants. Only this file makes the
 //! code for programs and the text for people from them.
 
+use std::fmt;
 use std::time::Duration;
 
 use fiec_broker::{AppendError, BrokerError};
 use fiec_policy::{UnknownNode, YieldRefusal};
 use fiec_schemas::messages::{ExecutionVerb, RefusalCode, Untaken};
 use fiec_schemas::named::UnknownName;
-use fiec_schemas::{ExecutionId, FieldError, IdError, NodeId, PhaseKind, Tenant, TransitionError};
+use fiec_schemas::{
+    BoundaryIndex, ExecutionId, FieldError, IdError, NodeId, PhaseKind, Tenant, Timestamp,
+    TransitionError,
+};
 
 /// Advice for a core that stays busy.
 const SHOULD_IT_LAST: &str = "should that last, look at its log and /metrics, and start another \
                               policy service or this one anew; what runs goes on meanwhile";
+
+/// Boundaries that a refusal names.
+const NAMED: usize = 12;
 
 /// Reason of a refusal. `name` is the execution as the asker calls it.
 #[derive(Debug, thiserror::Error)]
@@ -140,6 +147,20 @@ pub enum Refusal {
         /// Its phase.
         phase: PhaseKind,
     },
+    /// A request to pause it came while it was held.
+    #[error("{name} has failed and is held; `fiec retry {name}` lets it start again")]
+    IsHeld {
+        /// The execution.
+        name: String,
+    },
+    /// It cannot start again.
+    #[error("{name} cannot be retried: {why}")]
+    CannotRetry {
+        /// The execution.
+        name: String,
+        /// Why.
+        why: CannotRetry,
+    },
     /// It does not run.
     #[error("{name} is {phase}; only one that runs can be given more or less")]
     NotRunning {
@@ -250,6 +271,52 @@ pub enum Refusal {
     Broker(String),
 }
 
+/// Why an execution cannot start again.
+#[derive(Debug, Clone, PartialEq)]
+pub enum CannotRetry {
+    /// It is in another phase.
+    Phase(PhaseKind),
+    /// It is a part of a range, or has parts.
+    Spread,
+    /// Its submission is not stored any more.
+    NoSubmission,
+    /// It was to fail after its deadline, and would at once.
+    Late(Timestamp),
+    /// σ of this boundary is not stored any more.
+    NoState(BoundaryIndex, Vec<BoundaryIndex>),
+}
+
+impl fmt::Display for CannotRetry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Phase(phase) => write!(
+                f,
+                "it is {phase}; only what has failed, is held or was cancelled can start again"
+            ),
+            Self::Spread => f.write_str(
+                "it shares its range with other executions that have ended with it; submit it \
+                 under another id",
+            ),
+            Self::NoSubmission => f.write_str(
+                "its submission is not stored any more, or it ended under an earlier version; \
+                 submit it under another id",
+            ),
+            Self::Late(deadline) => write!(
+                f,
+                "its deadline {deadline} has passed, and it is to fail then; submit it under \
+                 another id and with another deadline"
+            ),
+            Self::NoState(at, stored) => {
+                write!(f, "the state of boundary {at} is not stored any more")?;
+                let mut named: Vec<String> = stored.iter().map(ToString::to_string).collect();
+                named.truncate(NAMED);
+                named.push("0, the beginning".to_owned());
+                write!(f, "; `--from-boundary` can go back to {}", named.join(", "))
+            }
+        }
+    }
+}
+
 impl Refusal {
     /// A field of the request breaks a rule.
     pub fn invalid(field: &str, rule: impl Into<String>) -> Self {
@@ -276,6 +343,8 @@ impl Refusal {
             Self::NotQuarantined(_) | Self::AlreadyPaused { .. } => Code::AlreadySo,
             Self::Ended { .. } => Code::Ended,
             Self::NotPaused { .. } => Code::NotPaused,
+            Self::IsHeld { .. } => Code::AlreadySo,
+            Self::CannotRetry { .. } => Code::CannotRetry,
             Self::Pausing { .. } => Code::Pausing,
             Self::Moving { .. }
             | Self::BetweenNodes { .. }
@@ -289,6 +358,7 @@ impl Refusal {
                 YieldRefusal::Busy => Code::Moving,
                 YieldRefusal::Pending
                 | YieldRefusal::Paused
+                | YieldRefusal::HasFailed
                 | YieldRefusal::Verifying
                 | YieldRefusal::Held(_) => Code::NotRunning,
                 YieldRefusal::UnknownNode(_) => Code::UnknownNode,

@@ -73,7 +73,7 @@ impl Effects {
             .requested
             .as_ref()
             .is_some_and(|r| r.what == RequestKind::Pause);
-        let rests = pauses || matches!(state.phase, Phase::Paused { .. });
+        let rests = pauses || matches!(state.phase, Phase::Paused { .. } | Phase::Held { .. });
         let Some(found) = found.filter(|_| !rests && !state.phase.is_terminal()) else {
             return Ok(Made::Moot);
         };
@@ -102,8 +102,11 @@ impl Effects {
         }
     }
 
-    /// The holder's submission, from its ledger or from `FIEC_DATA` if it is large.
-    async fn submission_of(&self, state: &ExecutionState) -> Result<Arc<Submission>, AppendError> {
+    /// An execution's submission, from its ledger or from `FIEC_DATA` if it is large.
+    pub(crate) async fn submission_of(
+        &self,
+        state: &ExecutionState,
+    ) -> Result<Arc<Submission>, AppendError> {
         if let Some(spec) = &state.spec {
             return Ok(Arc::clone(spec));
         }

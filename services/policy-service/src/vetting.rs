@@ -8,7 +8,7 @@ use async_nats::jetstream::stream::RawMessageErrorKind;
 use bytes::Bytes;
 use fiec_broker::Entry;
 use fiec_schemas::{
-    Digest, ExecutionId, FieldError, Sequence, Tenant, Timestamp, package, subjects,
+    Digest, ExecutionId, FieldError, PhaseKind, Sequence, Tenant, Timestamp, package, subjects,
 };
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 
@@ -18,6 +18,23 @@ use crate::effects::Effects;
 use crate::intake::{name, stamp};
 use crate::reading::{Lines as Read, Verdict, Vetted};
 use crate::refusal::Refusal;
+
+/// An execution that exists already under the id of a line.
+#[derive(Debug, Clone, Copy)]
+pub struct There {
+    /// Its submission.
+    pub submission: Digest,
+    /// Its phase, if it has a ledger.
+    pub phase: Option<PhaseKind>,
+}
+
+impl There {
+    /// One without a ledger.
+    pub fn long_ago(submission: Digest) -> Self {
+        let phase = None;
+        Self { submission, phase }
+    }
+}
 
 /// Ledgers looked up at the same time.
 const LOOK_UPS: usize = 64;
@@ -127,9 +144,11 @@ impl Effects {
             })
             .collect();
         let ids = named.iter().map(|(_, id, _)| *id);
-        let mut digests = self.submissions_of(tenant, ids).await?;
+        let there = self.submissions_of(tenant, ids).await?;
+        let mut digests = HashMap::new();
         for (line, id, digest) in named {
-            let known = *digests.entry(id).or_insert(digest);
+            let known = there.get(&id).map(|there| there.submission);
+            let known = *digests.entry(id).or_insert(known.unwrap_or(digest));
             if known != digest {
                 let error = FieldError::new("id", taken(id, &known.short()));
                 bad.entry(line).or_insert(error);
@@ -158,16 +177,19 @@ impl Effects {
         &self,
         tenant: &Tenant,
         ids: impl IntoIterator<Item = ExecutionId>,
-    ) -> Result<HashMap<ExecutionId, Digest>, Refusal> {
+    ) -> Result<HashMap<ExecutionId, There>, Refusal> {
         let ids: Vec<_> = ids.into_iter().collect();
         stream::iter(ids)
             .map(|id| async move {
                 let last = self.ledger.last(tenant, id).await?;
-                let digest = match last {
-                    Some(entry) => Some(entry.message.state.submission),
-                    None => self.history.ended(id).await,
+                let there = match last {
+                    Some(entry) => Some(There {
+                        submission: entry.message.state.submission,
+                        phase: Some(entry.message.state.phase.kind()),
+                    }),
+                    None => self.history.ended(id).await.map(There::long_ago),
                 };
-                Ok::<_, Refusal>(digest.map(|digest| (id, digest)))
+                Ok::<_, Refusal>(there.map(|there| (id, there)))
             })
             .buffer_unordered(LOOK_UPS)
             .try_filter_map(|found| async move { Ok(found) })

@@ -54,6 +54,9 @@ pub struct Config {
     pub start_retry_ms: u64,
     /// The longest such time.
     pub start_retry_longest_ms: u64,
+    /// Workers that may end while they compute an execution, from one commit to the next. At this
+    /// number it is held: its program may be what ends them. 0: it is never held for that.
+    pub deadly_workers: u32,
     /// A node's queue holds at most the executions that start within this time.
     pub horizon_ms: u64,
     /// A node's queue holds at most its completions within this time at its present rate.
@@ -156,6 +159,7 @@ impl Default for Config {
             give_up_ms: 1_000,
             replica_ms: 3_000,
             avoid_ms: 2_000,
+            deadly_workers: 3,
             start_retry_ms: 5_000,
             start_retry_longest_ms: 600_000,
             horizon_ms: 500,

@@ -21,6 +21,8 @@ pub enum Stage {
     Started(NodeIx, InstanceId),
     /// It is paused until somebody resumes it.
     Paused,
+    /// It has failed, and is kept until somebody retries it.
+    Held,
     /// It is computed, and verified before that counts.
     Verifying,
 }
@@ -168,6 +170,8 @@ pub struct Extra {
     pub deferred: Option<Millis>,
     /// Set if it has started on a node that may not hold it.
     pub missing: Option<Missing>,
+    /// Nodes whose worker ended while it computed there, since its last commit.
+    pub deaths: Vec<Box<str>>,
     /// Number of rereads in a row that showed an older message than is known.
     pub old_rereads: u8,
 }

@@ -59,6 +59,8 @@ pub struct Ask<'a> {
     pub leaving: Option<Leaving>,
     /// Nodes to avoid for a while.
     pub avoid: &'a [Avoided],
+    /// Nodes with other executions under which workers end, too.
+    pub apart: &'a [NodeIx],
     /// The only allowed node.
     pub only: Option<NodeIx>,
     /// Places that are reserved for others.
@@ -80,6 +82,7 @@ impl<'a> Ask<'a> {
             left,
             leaving: None,
             avoid: &[],
+            apart: &[],
             only: None,
             kept: None,
             free_slot: false,
@@ -91,7 +94,7 @@ impl<'a> Ask<'a> {
     /// True if only the profile matters.
     fn is_plain(&self) -> bool {
         let nowhere = self.left.is_empty() && self.avoid.is_empty() && self.leaving.is_none();
-        let anywhere = self.only.is_none() && self.kept.is_none();
+        let anywhere = self.only.is_none() && self.kept.is_none() && self.apart.is_empty();
         let usual = self.counted.is_none() && !self.free_slot && !self.takes_suspects;
         nowhere && anywhere && usual
     }

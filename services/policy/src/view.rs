@@ -107,6 +107,9 @@ pub struct StateView<'a> {
     /// Nodes that it left because of pressure.
     #[serde(default, borrow)]
     pub left: Vec<LeftView<'a>>,
+    /// Nodes whose worker ended while it computed there, since its last commit.
+    #[serde(default, borrow, skip_serializing_if = "Vec::is_empty")]
+    pub deaths: Vec<Cow<'a, str>>,
 }
 
 /// The phase with flattened fields.

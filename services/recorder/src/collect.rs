@@ -43,6 +43,8 @@ pub struct Collection {
     /// Time for which no ledger may name a chunk before it is removed. Longer than the end of a
     /// ledger that a broker can lose.
     pub chunk_grace: Duration,
+    /// Time for which the last σ of an execution that failed or was cancelled is kept for a retry.
+    pub keep_failed: Duration,
     /// Only reports the objects that would be removed.
     pub dry_run: bool,
 }
@@ -53,6 +55,7 @@ impl Default for Collection {
             after: Some(Duration::from_secs(30 * 86_400)),
             every: Duration::from_secs(6 * 3_600),
             chunk_grace: Duration::from_secs(150),
+            keep_failed: Duration::from_secs(7 * 86_400),
             dry_run: false,
         }
     }

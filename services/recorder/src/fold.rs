@@ -86,7 +86,10 @@ pub fn fold(messages: Vec<Message>, known: &mut Known) -> Rows {
             Arc::unwrap_or_clone(state),
         );
         if row.finished_at.is_some() {
-            known.tracked.remove(&id);
+            // A retry may follow before this batch is written, so the table cannot be asked yet.
+            if !row.phase.can_be_retried() {
+                known.tracked.remove(&id);
+            }
             if row.commits > 0 {
                 rows.finished.push(id);
             }

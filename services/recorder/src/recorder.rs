@@ -171,9 +171,9 @@ impl Recorder {
             Ok(())
         });
         let (broker, sweeping) = (self.broker.clone(), shared.clone());
-        let (grace, dry) = (options.collection.chunk_grace, options.collection.dry_run);
+        let collection = options.collection.clone();
         tasks.spawn(async move {
-            unnamed_chunks::run(broker, sweeping, grace, dry).await;
+            unnamed_chunks::run(broker, sweeping, collection).await;
             Ok(())
         });
         let (broker, looking_up) = (self.broker.clone(), shared.clone());

@@ -1,5 +1,6 @@
 //! Removes chunks that the last message of their ledger does not name: of a live execution those
-//! that its last commit does not name, of an ended one all. A worker drops them itself. These were
+//! that its last commit does not name, of an ended one all. One that failed or was cancelled may be
+//! retried, and counts as live for some days. A worker drops them itself. These were
 //! left behind by a worker that was killed before that, or by an append that failed.
 //!
 //! A commit takes its chunks from the commit before, or stores them after that one. So a chunk that
@@ -19,6 +20,7 @@ use fiec_broker::chunks::{self, Manifest};
 use fiec_broker::{Broker, BrokerError, Ledger, collect, outbox, store};
 use fiec_schemas::{ExecutionId, Phase, Sequence, Tenant, Timestamp, subjects};
 
+use crate::collect::Collection;
 use crate::error::Result;
 use crate::tasks::{Shared, pause};
 
@@ -30,7 +32,7 @@ enum Needed {
     /// Those that the last commit of a live execution names. Chunks that are younger than this time
     /// may be of a commit in flight.
     Named(HashSet<Sequence>, Timestamp),
-    /// None: it ended then.
+    /// None: it ended then, and is not retried any more.
     None(Timestamp),
 }
 
@@ -40,7 +42,12 @@ struct Unnamed(HashMap<(Tenant, ExecutionId), Vec<Sequence>>);
 
 /// Returns what an execution needs. None if that is not known: it has no ledger, its σ is not in
 /// chunks, or the list cannot be read.
-async fn needed(broker: &Broker, tenant: &Tenant, id: ExecutionId) -> Result<Option<Needed>> {
+async fn needed(
+    broker: &Broker,
+    tenant: &Tenant,
+    id: ExecutionId,
+    kept: Duration,
+) -> Result<Option<Needed>> {
     let ledger = Ledger::new(broker);
     let Some(last) = ledger.last(tenant, id).await? else {
         return Ok(None);
@@ -49,11 +56,20 @@ async fn needed(broker: &Broker, tenant: &Tenant, id: ExecutionId) -> Result<Opt
     if state.phase.is_terminal() {
         // Emitted messages lie in a chunk until they are published.
         outbox::settle(broker, &state).await?;
-        return Ok(Some(Needed::None(state.at)));
+        let kept = i64::try_from(kept.as_millis()).unwrap_or(i64::MAX);
+        let is_kept = broker.now().millis() < state.at.millis().saturating_add(kept);
+        if !state.phase.kind().can_be_retried() || !is_kept {
+            return Ok(Some(Needed::None(state.at)));
+        }
     }
     let is_idle = matches!(
         state.phase,
-        Phase::Pending | Phase::Paused { .. } | Phase::Verifying { .. }
+        Phase::Pending
+            | Phase::Paused { .. }
+            | Phase::Held { .. }
+            | Phase::Verifying { .. }
+            | Phase::Failed
+            | Phase::Cancelled
     );
     let place = state
         .boundary
@@ -79,17 +95,18 @@ async fn needed(broker: &Broker, tenant: &Tenant, id: ExecutionId) -> Result<Opt
 
 /// Sweeps until the recorder stops, one each [`SWEEPS`] graces. A sweep that fails is
 /// tried again.
-pub(crate) async fn run(broker: Broker, shared: Shared, grace: Duration, dry: bool) {
+pub(crate) async fn run(broker: Broker, shared: Shared, options: Collection) {
+    let (grace, kept, dry) = (options.chunk_grace, options.keep_failed, options.dry_run);
     while !shared.stop.is_cancelled() {
         pause(&shared.stop, SWEEPS * grace).await;
         let swept = async {
             let holders = collect::chunk_holders(&broker).await?;
-            let unnamed = Unnamed::look(&broker, &holders, grace).await?;
+            let unnamed = Unnamed::look(&broker, &holders, (grace, kept)).await?;
             if unnamed.0.is_empty() {
                 return Ok(0);
             }
             pause(&shared.stop, grace).await;
-            unnamed.remove(&broker, dry).await
+            unnamed.remove(&broker, kept, dry).await
         };
         let swept: Result<u64> = tokio::select! {
             swept = swept => swept,
@@ -116,14 +133,14 @@ impl Unnamed {
     async fn look(
         broker: &Broker,
         holders: &[(ExecutionId, String)],
-        grace: Duration,
+        (grace, kept): (Duration, Duration),
     ) -> Result<Self> {
         let mut unnamed = Self::default();
         let grace = i64::try_from(grace.as_millis()).unwrap_or(i64::MAX);
         for (id, subject) in holders {
             let tenant = subject.split('.').nth(2).map(Tenant::new);
             let Some(Ok(tenant)) = tenant else { continue };
-            let Some(needed) = needed(broker, &tenant, *id).await? else {
+            let Some(needed) = needed(broker, &tenant, *id, kept).await? else {
                 continue;
             };
             let now = broker.now().millis();
@@ -147,10 +164,10 @@ impl Unnamed {
     }
 
     /// Removes those that are still unnamed. Returns their number.
-    async fn remove(self, broker: &Broker, dry: bool) -> Result<u64> {
+    async fn remove(self, broker: &Broker, kept: Duration, dry: bool) -> Result<u64> {
         let mut removed = 0;
         for ((tenant, id), mut sequences) in self.0 {
-            match needed(broker, &tenant, id).await? {
+            match needed(broker, &tenant, id, kept).await? {
                 Some(Needed::Named(named, _)) => sequences.retain(|seq| !named.contains(seq)),
                 Some(Needed::None(_)) => {}
                 None => continue,

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use fiec_schemas::{Digest, Sequence, Timestamp, subjects};
+use fiec_schemas::{Digest, ExecutionId, Sequence, Timestamp, subjects};
 use sqlx::{Connection, PgConnection, PgPool};
 
 use crate::rows::{Rows, StepBack};
@@ -187,6 +187,7 @@ pub(crate) async fn write_rows(tx: &mut PgConnection, batch: &Prepared) -> sqlx:
     for rewind in &rows.rewinds {
         crate::lost::rewind(&mut *tx, rewind).await?;
     }
+    forget_failures(&mut *tx, &rows.retried).await?;
     batch.copy_to(&mut *tx).await?;
     let changed = rows.executions.iter().filter(|row| !row.is_new);
     write_all(&mut *tx, changed).await?;
@@ -230,6 +231,21 @@ pub(crate) async fn write_late(tx: &mut PgConnection, batch: &Prepared) -> sqlx:
         .execute(&mut *tx)
         .await?;
     }
+    Ok(())
+}
+
+/// The rows of executions that start again say no more how they failed. Their events still do.
+async fn forget_failures(tx: &mut PgConnection, retried: &[ExecutionId]) -> sqlx::Result<()> {
+    if retried.is_empty() {
+        return Ok(());
+    }
+    sqlx::query(
+        "UPDATE executions SET failure = NULL, stderr_tail = NULL, fault = NULL, \
+         fault_owner = NULL WHERE id = ANY($1)",
+    )
+    .bind(argument(&retried.to_vec()))
+    .execute(tx)
+    .await?;
     Ok(())
 }
 

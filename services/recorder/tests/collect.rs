@@ -60,6 +60,25 @@ impl World {
                 every: Duration::from_millis(100),
                 chunk_grace: Duration::from_millis(300),
                 dry_run,
+                ..Collection::default()
+            },
+            ..RecorderOptions::default()
+        };
+        let recorder = Recorder::new(options, self.broker.clone(), self.pool.clone());
+        (stop.clone(), tokio::spawn(recorder.run(stop)))
+    }
+
+    /// A recorder that removes no objects, and keeps the states of what failed for this time.
+    fn recorder_that_keeps(
+        &self,
+        keep_failed: Duration,
+    ) -> (CancellationToken, JoinHandle<fiec_recorder::Result<()>>) {
+        let stop = CancellationToken::new();
+        let options = RecorderOptions {
+            collection: Collection {
+                chunk_grace: Duration::from_millis(300),
+                keep_failed,
+                ..Collection::default()
             },
             ..RecorderOptions::default()
         };
@@ -397,18 +416,16 @@ async fn chunks_of_an_execution_that_ended_on_a_killed_worker_go_before_the_tabl
     let piece = world.piece(&ended, "of its last commit").await;
     world.commit_pieces(&mut ended, 1, &[piece]).await;
     let superseded = world.piece(&ended, "of a commit that failed").await;
-    let cancelled = vec![Event::Cancelled { who: "ann".into() }];
-    world.append(&mut ended, cancelled).await;
-    let stop = CancellationToken::new();
-    let options = RecorderOptions {
-        collection: Collection {
-            chunk_grace: Duration::from_millis(300),
-            ..Collection::default()
-        },
-        ..RecorderOptions::default()
+    let completed = Event::Completed {
+        result: serde_json::Value::Null,
+        object: None,
+        computed_until: Timestamp::now(),
+        capsules: 2,
+        outputs: Vec::new(),
+        energy: None,
     };
-    let recorder = Recorder::new(options, world.broker.clone(), world.pool.clone());
-    let recorder = tokio::spawn(recorder.run(stop.clone()));
+    world.append(&mut ended, vec![completed]).await;
+    let (stop, recorder) = world.recorder_that_keeps(Collection::default().keep_failed);
     let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
     while world.has_piece(piece).await || world.has_piece(superseded).await {
         assert!(
@@ -486,6 +503,39 @@ async fn large_submissions_are_copied_while_their_executions_live_and_a_lost_one
             .await
             .unwrap();
     assert_eq!(copied, [live.id.0], "one that has ended needs none");
+    stop.cancel();
+    recorder.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn the_state_of_a_failed_execution_stays_for_its_days_and_nothing_beside_it() {
+    let world = world().await;
+    let mut failed = world.submit(r#"{"program":"synthetic@1"}"#).await;
+    world.start(&mut failed).await;
+    let piece = world.piece(&failed, "of its last commit").await;
+    world.commit_pieces(&mut failed, 1, &[piece]).await;
+    let left = world.piece(&failed, "of a commit that failed").await;
+    let reported = Event::Failed {
+        reason: "no".to_owned(),
+        stderr: String::new(),
+        fault: None,
+    };
+    world.append(&mut failed, vec![reported]).await;
+    let goes = async |chunk, what: &str| {
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+        while world.has_piece(chunk).await {
+            assert!(tokio::time::Instant::now() < deadline, "{what} stays");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let (stop, recorder) = world.recorder_that_keeps(Duration::from_secs(86_400));
+    goes(left, "a chunk that no commit names").await;
+    assert!(world.has_piece(piece).await, "it could not be retried");
+    stop.cancel();
+    recorder.await.unwrap().unwrap();
+    // Its days are over.
+    let (stop, recorder) = world.recorder_that_keeps(Duration::ZERO);
+    goes(piece, "a chunk of its last commit").await;
     stop.cancel();
     recorder.await.unwrap().unwrap();
 }

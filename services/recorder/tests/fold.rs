@@ -4,7 +4,7 @@ use std::sync::Arc;
 use fiec_recorder::fold::{Known, Message, fold};
 use fiec_recorder::lab_support::{LedgerWriter, short_ledgers};
 use fiec_schemas::{
-    Cause, CauseKind, Decision, Entrusted, Event, EventKind, ExecutionId, InstanceId,
+    Cause, CauseKind, Decision, Entrusted, Event, EventKind, ExecutionId, Fault, InstanceId,
     LedgerMessage, PhaseKind, Submission, Tenant, Timestamp,
 };
 
@@ -298,4 +298,57 @@ fn an_execution_seen_from_its_middle_must_be_looked_up_first() {
     assert_eq!(known.unknown(&messages[1..], false).len(), 1);
     assert!(known.unknown(&messages, false).is_empty());
     assert_eq!(known.unknown(&messages, true).len(), 1);
+}
+
+#[test]
+fn a_retry_follows_an_end_that_the_tables_do_not_have_yet() {
+    let submission = Submission::parse(br#"{"program":"synthetic@1"}"#).unwrap();
+    let id = ExecutionId(uuid::Uuid::now_v7());
+    let tenant = Tenant::new("lab").unwrap();
+    let mut w = LedgerWriter::new(tenant, id, Arc::new(submission), at(0));
+    let mut next = |seq: u64, events| {
+        let ms = i64::try_from(seq).unwrap() * 10;
+        message(&w.append(events, "policy/p", at(ms), seq).unwrap())
+    };
+    let first = vec![
+        next(1, vec![Event::Submitted, bound(1, "a", Cause::Initial)]),
+        next(
+            2,
+            vec![Event::Started {
+                epoch: 1,
+                computing_since: at(1),
+            }],
+        ),
+        next(
+            3,
+            vec![Event::Failed {
+                reason: "no".into(),
+                stderr: "words".into(),
+                fault: Some(Box::new(Fault::Reported)),
+            }],
+        ),
+    ];
+    let again = vec![
+        next(4, vec![Event::Retried { who: "ann".into() }]),
+        next(5, vec![bound(2, "b", Cause::Resumed)]),
+    ];
+    let mut known = Known::default();
+    let rows = fold(first, &mut known);
+    assert_eq!(rows.executions[0].failure.as_deref(), Some("no"));
+    assert!(rows.executions[0].finished_at.is_some());
+    assert!(known.unknown(&again, false).is_empty(), "it is known still");
+    let rows = fold(again, &mut known);
+    assert!(rows.missing.is_empty(), "{:?}", rows.missing);
+    assert_eq!(rows.retried, [id]);
+    let row = &rows.executions[0];
+    assert_eq!(
+        (row.phase, &row.failure, row.fault),
+        (PhaseKind::Bound, &None, None)
+    );
+    assert!(row.finished_at.is_none());
+    let moved = rows.rebindings.values().next().unwrap();
+    assert_eq!(
+        moved.from_node.as_ref().map(|node| node.as_str()),
+        Some("a")
+    );
 }

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use crate::ahead;
 use crate::child_process::Child;
-use crate::endings::{Exit, Loss, killed};
+use crate::endings::{Exit, Loss, failure, killed};
 use crate::large;
 use crate::message::{Message, backoff};
 use crate::missing;
@@ -107,8 +107,16 @@ pub(crate) fn order_to_run(
 }
 
 impl Runner {
-    /// Starts the program in a child.
+    /// Starts the program in a child. After workers ended under it, its ledger says first that it has
+    /// started: it may end this one before anything else could be said.
     pub(crate) async fn launch(&mut self, sigma: Option<Bytes>) {
+        let state = &self.tip.state;
+        let is_suspect = state.lost_unstarted || !state.deaths.is_empty();
+        if is_suspect && !self.started && sigma.is_none() {
+            self.stage(Message::default()).await;
+            self.wait = Some((Wait::Retry, Instant::now()));
+            return;
+        }
         self.start(sigma, true).await;
     }
 
@@ -405,11 +413,7 @@ impl Runner {
                 "the program crashed {attempt} times since its last commit ({exit}); retries: {}",
                 self.spec.retries
             );
-            events.push(Event::Failed {
-                reason,
-                stderr,
-                fault: Some(Box::new(fault)),
-            });
+            events.push(failure(&self.spec, fault, reason, stderr));
             self.finish(events);
             self.wait = None;
         } else if let Some(pending) = self.pending.take() {

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use fiec_probes::oom::{OomKills, OutOf};
-use fiec_schemas::{Fault, StartError};
+use fiec_schemas::{Event, Fault, OnFailure, StartError, Submission};
 use rustix::process::{Signal, WaitIdStatus};
 
 /// How a child ended.
@@ -86,6 +86,23 @@ impl Loss {
             ),
             Self::Frozen(reason) => (Fault::Frozen, format!("{reason}; {exit}")),
         }
+    }
+}
+
+/// The event that an execution has failed: it ends with it, or is held if its submission wishes.
+pub(crate) fn failure(spec: &Submission, fault: Fault, reason: String, stderr: String) -> Event {
+    let fault = Some(Box::new(fault));
+    match spec.on_failure {
+        OnFailure::Fail => Event::Failed {
+            reason,
+            stderr,
+            fault,
+        },
+        OnFailure::Hold => Event::Held {
+            reason,
+            stderr,
+            fault,
+        },
     }
 }
 

@@ -356,7 +356,7 @@ impl Runner {
     /// Handles a message that supersedes one with a large σ.
     pub(crate) async fn gone_beyond(&mut self, before: StatePlace) {
         let state = &self.tip.state;
-        let ended = state.phase.is_terminal();
+        let ended = !state.phase.kind().needs_state();
         let now = state.boundary.clone().filter(store::is_large);
         if let Some(now) = now.filter(|_| !ended) {
             if self.known.has(&now) {

@@ -12,7 +12,6 @@ use fiec_schemas::{
 };
 
 use crate::appends;
-use crate::attempts;
 use crate::job::{Job, Start};
 use crate::shared::Shared;
 
@@ -89,19 +88,17 @@ impl Held {
         if tip.state.epoch != self.epoch || binding.is_none_or(|b| b.instance != shared.instance) {
             return Ok(());
         }
-        let spec = attempts::fetch_spec(shared, &tip).await?;
         let now = shared.broker.now();
-        let events = outcome(&tip, spec.retries, words, now);
+        let events = outcome(&tip, words, now);
         let draft = Draft::new(&tip, events, &shared.author, now)?;
         appends::append(shared, draft, Bytes::new()).await.map(drop)
     }
 }
 
-/// The events of a crash and of its consequence.
-fn outcome(tip: &Tip, retries: u32, words: &str, now: Timestamp) -> Vec<Event> {
+/// The events of a panic: the binding is given back. That is not the program's fault, and costs it no
+/// attempt.
+fn outcome(tip: &Tip, words: &str, now: Timestamp) -> Vec<Event> {
     let state = &tip.state;
-    let reason = format!("the worker's runner panicked: {words}");
-    let attempt = state.crashes_since_commit.saturating_add(1);
     let mut events = Vec::new();
     if matches!(state.phase, Phase::Bound(_)) {
         events.push(Event::Started {
@@ -109,28 +106,15 @@ fn outcome(tip: &Tip, retries: u32, words: &str, now: Timestamp) -> Vec<Event> {
             computing_since: now,
         });
     }
-    events.push(Event::Crashed {
-        attempt,
-        exit: reason.clone(),
-        stderr: String::new(),
-        backoff_ms: 0,
-        fault: None,
-    });
     let requested = state.requested.as_ref();
     let asked = |what| requested.filter(|r| r.what == what).map(|r| r.who.clone());
     if let Some(who) = asked(RequestKind::Cancel) {
         events.push(Event::Cancelled { who });
-    } else if attempt > retries {
-        events.push(Event::Failed {
-            reason: format!("{reason} (crash {attempt} since its last commit; retries: {retries})"),
-            stderr: String::new(),
-            fault: Some(Box::new(Fault::WorkerPanicked)),
-        });
     } else {
         events.push(Event::Yielded {
             cause: Cause::NotTaken {
-                reason,
-                fault: None,
+                reason: format!("the worker's runner panicked: {words}"),
+                fault: Some(Box::new(Fault::WorkerPanicked)),
             },
             computed_until: now,
         });

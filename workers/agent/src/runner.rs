@@ -30,7 +30,7 @@ use crate::attempts;
 use crate::child_process::Child;
 use crate::data::NoData;
 use crate::emitted::{Done, Next, NotSettled, Settling};
-use crate::endings::Loss;
+use crate::endings::{Loss, failure};
 use crate::entrusted_bindings::EntrustedBinding;
 use crate::handover;
 use crate::healing::Older;
@@ -664,12 +664,8 @@ impl Runner {
     pub(crate) async fn failed(&mut self, fault: Fault, reason: String, stderr: String) {
         self.shared.metrics.failed.inc();
         tracing::warn!(reason, "failed");
-        self.stage(Message::of(vec![Event::Failed {
-            reason: attempts::cut(reason),
-            stderr,
-            fault: Some(Box::new(fault)),
-        }]))
-        .await;
+        let failure = failure(&self.spec, fault, attempts::cut(reason), stderr);
+        self.stage(Message::of(vec![failure])).await;
         self.ended = true;
         self.slot = None;
     }

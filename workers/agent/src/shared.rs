@@ -343,7 +343,7 @@ impl Shared {
             let place = state.boundary.as_ref()?;
             place.seq.is_none().then_some(place.digest)
         };
-        let needed = large(now).filter(|_| !now.phase.is_terminal());
+        let needed = large(now).filter(|_| now.phase.kind().needs_state());
         let old = large(before).filter(|old| needed != Some(*old));
         if old.is_none() && needed.is_none() {
             return;

@@ -1,10 +1,10 @@
-//! A panic in a runner is a crash like others: recorded, counted against the retries, and the slot
+//! A panic in a runner is the node's fault: the binding is given back, no attempt is spent, and the slot
 //! is free.
 
 use crate::common::{Running, World, bound, poll, result, undisturbed};
 use fiec_broker::Tip;
 use fiec_schemas::messages::ControlRequest;
-use fiec_schemas::{Cause, Event, ExecutionId};
+use fiec_schemas::{Cause, Event, ExecutionId, Fault};
 use serde_json::json;
 
 fn synthetic(capsules: u64, retries: u32) -> String {
@@ -30,18 +30,25 @@ async fn is_forgotten(world: &World, agent: &Running, id: ExecutionId) {
 }
 
 #[tokio::test]
-async fn a_panic_in_a_runner_is_a_crash_after_which_the_execution_goes_on_elsewhere() {
+async fn a_panic_in_a_runner_costs_no_attempt_and_the_execution_goes_on_elsewhere() {
     let world = World::start().await;
     let (first, second) = (panicky(&world).await, world.agent("b").await);
-    let submission = synthetic(10, 3);
+    let submission = synthetic(10, 0);
     let id = world.submit(&submission, &first).await;
     let last = world.wait_phase(id, "pending").await;
-    assert_eq!(last.state.totals.crashes, 1);
-    let crash = last.events.iter().find_map(|event| match event {
-        Event::Crashed { exit, .. } => Some(exit.clone()),
+    let totals = last.state.totals;
+    assert_eq!((totals.crashes, totals.node_faults), (0, 1));
+    assert_eq!(last.state.deaths.len(), 1);
+    let told = last.events.iter().find_map(|event| match event {
+        Event::Yielded {
+            cause: Cause::NotTaken { reason, fault },
+            ..
+        } => Some((reason.clone(), fault.as_deref().cloned())),
         _ => None,
     });
-    assert!(crash.unwrap().contains("a test wants a panic here"));
+    let (reason, fault) = told.unwrap();
+    assert!(reason.contains("a test wants a panic here"), "{reason}");
+    assert_eq!(fault, Some(Fault::WorkerPanicked));
     is_forgotten(&world, &first, id).await;
 
     // The only slot is free.
@@ -61,23 +68,4 @@ async fn a_panic_in_a_runner_is_a_crash_after_which_the_execution_goes_on_elsewh
     assert_eq!(result(&last), undisturbed(&params));
     first.leave().await;
     second.leave().await;
-}
-
-#[tokio::test]
-async fn a_panic_beyond_the_retries_fails_the_execution() {
-    let world = World::start().await;
-    let agent = panicky(&world).await;
-    let id = world.submit(&synthetic(10, 0), &agent).await;
-    let last = world.wait_phase(id, "failed").await;
-    let reason = last.events.iter().find_map(|event| match event {
-        Event::Failed { reason, .. } => Some(reason.clone()),
-        _ => None,
-    });
-    let reason = reason.unwrap();
-    assert!(
-        reason.contains("runner panicked") && reason.contains("retries: 0"),
-        "{reason}"
-    );
-    is_forgotten(&world, &agent, id).await;
-    agent.leave().await;
 }

@@ -60,9 +60,36 @@ pub async fn run(args: BatchArgs, global: &Global) -> anyhow::Result<Outcome> {
         BatchCommand::Resume(args) => (BatchVerb::Resume, args),
     };
     let broker = global.broker("batch").await?;
+    let about = About {
+        verb,
+        tenant: &args.tenant.tenant,
+        batch: &args.batch,
+        failed: false,
+    };
+    change(&broker, about, global).await
+}
+
+/// What a request about a batch is.
+#[derive(Debug, Clone, Copy)]
+pub struct About<'a> {
+    /// Its verb.
+    pub verb: BatchVerb,
+    /// The tenant.
+    pub tenant: &'a Tenant,
+    /// Name of the batch, or its UUID.
+    pub batch: &'a str,
+    /// For `retry`: what was cancelled stays so.
+    pub failed: bool,
+}
+
+/// Sends the request, shows its progress, and prints the answer.
+///
+/// # Errors
+/// If no policy service answers.
+pub async fn change(broker: &Broker, about: About<'_>, global: &Global) -> anyhow::Result<Outcome> {
+    let verb = about.verb;
     let mut progress = Progress::new(verb, global.json);
-    let name = (&args.tenant.tenant, args.batch.as_str());
-    let (reply, complete) = drive(&broker, verb, name, |reply| progress.show(reply)).await?;
+    let (reply, complete) = drive(broker, about, |reply| progress.show(reply)).await?;
     progress.end();
     print(verb, &reply, global.json)?;
     Ok(if complete && reply.error.is_none() && reply.failed == 0 {
@@ -79,10 +106,15 @@ pub async fn run(args: BatchArgs, global: &Global) -> anyhow::Result<Outcome> {
 /// If no policy service answers.
 pub async fn drive(
     broker: &Broker,
-    verb: BatchVerb,
-    (tenant, batch): (&Tenant, &str),
+    about: About<'_>,
     mut show: impl FnMut(&BatchReply),
 ) -> anyhow::Result<(BatchReply, bool)> {
+    let About {
+        verb,
+        tenant,
+        batch,
+        failed,
+    } = about;
     let (mut done, mut underway, mut in_vain) = (0, 0, 0);
     let (mut oldest, mut untaken, mut cursor) = (None, None, None);
     loop {
@@ -92,6 +124,7 @@ pub async fn drive(
             within_ms: Some(WITHIN_MS),
             untaken,
             cursor,
+            failed,
         };
         let mut reply = client::batch(broker, verb, tenant, &request).await?;
         let waits = reply.untaken.filter(|_| verb != BatchVerb::Status);

@@ -24,6 +24,7 @@ pub mod record;
 pub mod rejections;
 pub mod repair;
 pub mod result;
+pub mod retry;
 pub mod run_local;
 pub mod serve;
 pub mod sharing;

@@ -238,6 +238,9 @@ fn print_state(state: &ExecutionState, reply: &ApiReply, ended: Option<String>) 
             format!("{} ({}), epoch {}", b.node, b.substrate, state.epoch),
         ));
     }
+    if let Phase::Held { reason, .. } = &state.phase {
+        rows.push(("held", format!("{reason}; `fiec retry` lets it go on")));
+    }
     if let Some(spec) = &state.spec {
         rows.push(("program", spec.program.clone()));
     }

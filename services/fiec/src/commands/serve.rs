@@ -275,6 +275,10 @@ pub struct PolicyArgs {
     /// quarantine keep it
     #[arg(long, env = "FIEC_FORGET_NODES_S", default_value_t = 86_400, value_parser = clap::value_parser!(u64).range(1..))]
     pub forget_nodes_s: u64,
+    /// Workers that may end while they compute an execution, without a commit between; then it is held:
+    /// its program may be what ends them; 0: never
+    #[arg(long, default_value_t = 3)]
+    pub deadly_workers: u32,
     /// Milliseconds for a node to append an execution's first binding itself, with its first
     /// result; then this service appends the binding; 0: it always does
     #[arg(long, env = "FIEC_ENTRUST_MS", default_value_t = 200)]
@@ -315,6 +319,7 @@ pub async fn policy(args: PolicyArgs, global: &Global) -> anyhow::Result<Outcome
         ..fiec_policy_service::Options::default()
     };
     options.policy.liveness_ms = args.liveness_ms;
+    options.policy.deadly_workers = args.deadly_workers;
     options.policy.forget_ms = args.forget_nodes_s.saturating_mul(1_000);
     options.policy.verify_share = args.verify_share;
     args.sharing.apply(&mut options.policy);
@@ -350,6 +355,10 @@ pub struct RecorderArgs {
     /// a broker can lose in a power loss
     #[arg(long, default_value_t = 150)]
     pub chunk_grace_seconds: u32,
+    /// Days for which the large state of an execution that failed or was cancelled is kept for
+    /// `fiec retry`
+    #[arg(long, default_value_t = 7)]
+    pub keep_failed_days: u32,
     /// Remove nothing; the log and the table `collection` say what would be removed
     #[arg(long)]
     pub collect_dry_run: bool,
@@ -377,6 +386,7 @@ pub async fn recorder(args: RecorderArgs, global: &Global) -> anyhow::Result<Out
             .then(|| Duration::from_secs(u64::from(args.collect_days) * 86_400)),
         dry_run: args.collect_dry_run,
         chunk_grace: Duration::from_secs(args.chunk_grace_seconds.max(1).into()),
+        keep_failed: Duration::from_secs(u64::from(args.keep_failed_days) * 86_400),
         ..fiec_recorder::Collection::default()
     };
     if let Some(seconds) = args.collect_seconds {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use clap::Args;
 use fiec_broker::Broker;
 use fiec_schemas::submission::{EXPANSION_LIMIT, LINE_LIMIT, LINES_LIMIT, lines};
-use fiec_schemas::{ClientId, ExecutionId, LineError};
+use fiec_schemas::{ClientId, ExecutionId, LineError, PhaseKind};
 use serde_json::{Value, json};
 
 use super::wait::Waiting;
@@ -79,6 +79,8 @@ struct Taken {
     id: ExecutionId,
     client_id: Option<ClientId>,
     existing: bool,
+    /// Its phase, if it existed before and that is known.
+    phase: Option<PhaseKind>,
 }
 
 impl Taken {
@@ -98,9 +100,13 @@ impl Taken {
         }
         if self.existing {
             let line = self.line;
-            words.push_str(&format!(
-                "  (line {line}: the same submission was there before)"
-            ));
+            words.push_str(&match self.phase.filter(|phase| phase.can_be_retried()) {
+                Some(phase) => format!(
+                    "  (line {line}: was there before and is {phase}: `fiec retry {}` starts it again)",
+                    self.client_id.as_ref().map_or_else(|| self.id.to_string(), ToString::to_string)
+                ),
+                None => format!("  (line {line}: the same submission was there before)"),
+            });
         }
         words
     }
@@ -264,6 +270,7 @@ async fn submit_all(broker: &Broker, args: &SubmitArgs, text: &[u8]) -> anyhow::
                     id,
                     client_id: accepted.client_id.clone(),
                     existing: accepted.existing,
+                    phase: accepted.phase,
                 }));
             }
             errors.extend(reply.errors.into_iter().map(|e| LineError {
@@ -313,11 +320,18 @@ mod tests {
             id: ExecutionId::from_client(&"lab".parse().unwrap(), &client),
             client_id: Some(client),
             existing: false,
+            phase: None,
         };
         let uuid = taken.id.to_string();
         assert_eq!(taken.in_words(), format!("{uuid}  dam-1"));
         taken.existing = true;
         assert!(taken.in_words().contains("dam-1  (line 3: the same"));
+        taken.phase = Some(PhaseKind::Failed);
+        assert!(
+            taken
+                .in_words()
+                .ends_with("is failed: `fiec retry dam-1` starts it again)")
+        );
         (taken.client_id, taken.existing) = (None, false);
         assert_eq!(taken.in_words(), uuid);
     }

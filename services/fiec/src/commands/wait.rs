@@ -63,7 +63,8 @@ pub fn outcome_of(phase: PhaseKind) -> Option<Outcome> {
         // The outputs of a returned part belong to its holder: nothing is lost, and nothing else
         // follows.
         PhaseKind::Completed | PhaseKind::Returned => Some(Outcome::Done),
-        PhaseKind::Failed => Some(Outcome::Failed),
+        // It goes on only if somebody retries it.
+        PhaseKind::Failed | PhaseKind::Held => Some(Outcome::Failed),
         PhaseKind::Cancelled => Some(Outcome::Cancelled),
         PhaseKind::Pending
         | PhaseKind::Bound

@@ -236,6 +236,10 @@ fn event_in_words(event: &Event, state: &ExecutionState) -> String {
             format!("stepped back to {to}: {}", cause.in_words())
         }
         Event::Failed { reason, .. } => format!("failed: {reason}"),
+        Event::Held { reason, .. } => {
+            format!("held: {reason}; `fiec retry` lets it go on from its last commit")
+        }
+        Event::Retried { who } => format!("retried by {who}"),
         Event::Cancelled { who } => format!("cancelled by {who}"),
     }
 }

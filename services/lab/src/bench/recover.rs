@@ -109,8 +109,13 @@ async fn waiting(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     ] {
         lab.steps_message(&format!("waiting: fiec batch {verb}"));
         let began = Instant::now();
-        let name = (&tenant()?, BATCHES[0]);
-        let (reply, complete) = batch::drive(&cluster.broker, verb, name, |_| {}).await?;
+        let about = batch::About {
+            verb,
+            tenant: &tenant()?,
+            batch: BATCHES[0],
+            failed: false,
+        };
+        let (reply, complete) = batch::drive(&cluster.broker, about, |_| {}).await?;
         let seconds = began.elapsed().as_secs_f64();
         let reached = reply.phases.values().sum::<u32>() as usize;
         if !complete || reply.error.is_some() || reached != count {

@@ -12,8 +12,8 @@ use async_nats::jetstream::stream::RawMessageErrorKind;
 use fiec_broker::{BrokerError, Entry};
 use fiec_schemas::messages::{BatchReply, BatchRequest, BatchVerb, Untaken};
 use fiec_schemas::{
-    BatchId, BatchName, ExecutionId, ExecutionState, Glance, LedgerMessage, PhaseKind, RequestKind,
-    Sequence, Tenant, subjects,
+    BatchId, BatchName, ExecutionId, ExecutionState, Glance, LedgerMessage, Phase, PhaseKind,
+    RequestKind, Sequence, Tenant, subjects,
 };
 use futures_util::{StreamExt as _, stream};
 use tokio::time::Instant;
@@ -59,13 +59,14 @@ enum Fate {
     Failed(Option<PhaseKind>, Refusal),
 }
 
-/// The change that a verb makes to each execution, if it makes one.
-fn change_of(verb: BatchVerb) -> Option<Change> {
-    match verb {
+/// The change that a request makes to each execution, if it makes one.
+fn change_of(about: &About) -> Option<Change> {
+    match about.verb {
         BatchVerb::Status => None,
         BatchVerb::Cancel => Some(Change::Cancel),
         BatchVerb::Pause => Some(Change::Pause),
         BatchVerb::Resume => Some(Change::Resume),
+        BatchVerb::Retry => Some(Change::Retry { from: None }),
     }
 }
 
@@ -85,6 +86,7 @@ impl Api {
             verb,
             tenant,
             batch,
+            failed: request.failed,
         };
         let own = &self.effects.author;
         let cursor = request.cursor.as_deref();
@@ -144,7 +146,7 @@ impl Api {
     /// Changes members until the deadline. Returns the number of changed executions.
     async fn change_members(&self, page: &mut Page, who: &str, deadline: Instant) -> u32 {
         let mut done = 0;
-        let change = change_of(page.about.verb);
+        let change = change_of(&page.about);
         let Some(change) = change.filter(|_| !page.levels.is_empty()) else {
             return done;
         };
@@ -305,7 +307,7 @@ impl Api {
 
     /// Requests the last message of each ledger of a tenant. Returns `None` if there are no
     /// ledgers.
-    async fn unread(&self, tenant: &Tenant) -> Result<Option<Unread>, BrokerError> {
+    pub(super) async fn unread(&self, tenant: &Tenant) -> Result<Option<Unread>, BrokerError> {
         let mut consumer = self
             .effects
             .broker
@@ -404,7 +406,8 @@ fn take_member(page: &mut Page, state: &ExecutionState, seq: Sequence) {
     let member = Member {
         seq,
         phase: state.phase.kind(),
-        concern: match change_of(page.about.verb) {
+        concern: match change_of(&page.about) {
+            Some(_) if page.about.leaves_out(state.phase.kind()) => Concern::Nothing,
             Some(change) => concern(&change, state),
             None => Concern::Nothing,
         },
@@ -478,9 +481,15 @@ fn concern(change: &Change, state: &ExecutionState) -> Concern {
         Change::Resume if is_paused(state) => Concern::Change,
         Change::Resume if is_live && !state.parts().is_empty() => Concern::Change,
         Change::Pause if is_pausing => Concern::Underway,
+        Change::Pause if matches!(state.phase, Phase::Held { .. }) => Concern::Nothing,
         Change::Pause if is_live && !is_paused(state) && !is_ending => Concern::Change,
         Change::Cancel if is_ending => Concern::Underway,
         Change::Cancel | Change::Adjust(_) if is_live && !is_ending => Concern::Change,
-        Change::Resume | Change::Pause | Change::Cancel | Change::Adjust(_) => Concern::Nothing,
+        Change::Retry { .. } if state.phase.kind().can_be_retried() => Concern::Change,
+        Change::Resume
+        | Change::Pause
+        | Change::Cancel
+        | Change::Adjust(_)
+        | Change::Retry { .. } => Concern::Nothing,
     }
 }

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use fiec_broker::{AppendError, Draft, Entry, outbox, store};
+use fiec_broker::{AppendError, Draft, Entry, outbox};
 use fiec_schemas::messages::{ApiReply, ControlRequest, ExecutionVerb};
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::{
-    Binding, Cause, Event, ExecutionId, ExecutionState, Phase, PhaseKind, RequestKind, Tenant,
-    Timestamp,
+    Binding, BoundaryIndex, Cause, Event, ExecutionId, ExecutionState, Phase, PhaseKind,
+    RequestKind, Tenant, Timestamp,
 };
 use tokio::time::Instant;
 
@@ -41,6 +41,11 @@ pub(super) enum Change {
     Resume,
     /// Changes its priority, thresholds, deadline, memory or nodes.
     Adjust(Adjustment),
+    /// Starts it again after it failed or was cancelled, or while it is held.
+    Retry {
+        /// The boundary to start from. None: the last committed one.
+        from: Option<BoundaryIndex>,
+    },
 }
 
 impl Change {
@@ -51,6 +56,7 @@ impl Change {
             Self::Pause => ExecutionVerb::Pause,
             Self::Resume => ExecutionVerb::Resume,
             Self::Adjust(_) => ExecutionVerb::Adjust,
+            Self::Retry { .. } => ExecutionVerb::Retry,
         }
     }
 }
@@ -101,6 +107,7 @@ enum NotPassed {
 fn orphan_events(change: &Change, who: &str, now: Timestamp) -> Vec<Event> {
     let who = who.to_owned();
     match change {
+        Change::Retry { .. } => vec![Event::Retried { who }],
         Change::Cancel => vec![Event::Cancelled { who }],
         Change::Adjust(adjustment) => vec![Event::Adjusted {
             who,
@@ -150,6 +157,10 @@ impl Api {
             let phase = entry.message.state.phase.clone();
             let now = self.effects.broker.now();
             let events = match (change, &phase) {
+                (Change::Retry { from }, _) => {
+                    self.retry_events(asked, *from, &entry.message.state)
+                        .await?
+                }
                 // Its node was silent, and has done it all the same.
                 (Change::Cancel, Phase::Cancelled) if round > 1 => {
                     let state = entry.message.state.clone();
@@ -174,6 +185,7 @@ impl Api {
                     let phase = p.kind();
                     return Err(Refusal::NotPaused { name, phase });
                 }
+                (Change::Pause, Phase::Held { .. }) => return Err(Refusal::IsHeld { name }),
                 (Change::Pause, Phase::Paused { who }) => {
                     let who = who.clone();
                     return Err(Refusal::AlreadyPaused { name, who });
@@ -219,9 +231,8 @@ impl Api {
                     let state = tip.state.clone();
                     room.send(Outcome::Changed(Box::new(tip), events));
                     self.settle_outbox(&state).await;
-                    self.forget_state(&state).await;
                     let mut reply = changed(&name, state);
-                    if *change == Change::Resume {
+                    if let Change::Resume | Change::Retry { .. } = change {
                         reply.message = format!("{name} goes on as soon as a node takes it");
                     }
                     return Ok(reply);
@@ -260,25 +271,6 @@ impl Api {
         };
         tracing::warn!(execution = %state.execution, failure,
             "what was emitted may not be published");
-    }
-
-    /// Drops the large σ of an execution that ended without a worker.
-    async fn forget_state(&self, state: &ExecutionState) {
-        let Some(place) = state
-            .boundary
-            .as_ref()
-            .filter(|_| state.phase.is_terminal())
-        else {
-            return;
-        };
-        let dropped = store::drop_last(&self.effects.broker, state.execution, place);
-        let failure = match tokio::time::timeout(self.options.control_timeout, dropped).await {
-            Ok(Ok(())) => return,
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => "not in time".to_owned(),
-        };
-        tracing::warn!(execution = %state.execution, failure,
-            "a large state was not dropped; it stays until its bucket's age limit");
     }
 
     /// The last message, if it differs from `entry`.
@@ -323,7 +315,7 @@ impl Api {
                 ControlRequest::Pause { execution, who },
                 "at its next boundary",
             ),
-            Change::Resume => {
+            Change::Resume | Change::Retry { .. } => {
                 let phase = PhaseKind::Started;
                 return Err(NotPassed::Refused(Refusal::NotPaused { name, phase }));
             }

@@ -1,25 +1,31 @@
-//! Why an execution has ended as it has, from the last message of its ledger.
+//! Why an execution has ended as it has, or is held, from the last message of its ledger.
 
 use fiec_schemas::event::Totals;
 use fiec_schemas::messages::Why;
-use fiec_schemas::{Event, Fault, LedgerMessage, Owner};
+use fiec_schemas::{Event, Fault, LedgerMessage, Owner, Phase};
 
 /// How it ended, whose fault that was, and what would help. `name`: the execution as its asker calls
 /// it.
 pub(super) fn why(message: &LedgerMessage, name: &str) -> Why {
     let state = &message.state;
-    let (how, fault) = message
-        .events
-        .iter()
-        .rev()
-        .find_map(ending)
-        .unwrap_or_else(|| (state.phase.as_str().to_owned(), None));
-    let whose = fault.map_or_else(String::new, |fault| {
-        format!("; {}", whose(fault.kind().owner()))
-    });
+    let told = message.events.iter().rev().find_map(ending);
+    let fault = told.as_ref().and_then(|(_, fault)| *fault);
+    let (how, kind) = match (told, &state.phase) {
+        (Some((how, fault)), _) => (how, fault.map(Fault::kind)),
+        // A message that only keeps what would drop out by its age.
+        (None, Phase::Held { reason, fault }) => (format!("is held: {reason}"), *fault),
+        (None, phase) => (phase.as_str().to_owned(), None),
+    };
+    let whose = kind.map_or_else(String::new, |kind| format!("; {}", whose(kind.owner())));
+    let mut would_help: Vec<String> = fault.and_then(would_help).into_iter().collect();
+    if state.phase.kind().can_be_retried() {
+        would_help.push(format!(
+            "then `fiec retry {name}`: it goes on from its last commit"
+        ));
+    }
     Why {
         summary: format!("{name} {how}{whose}{}", faults(&state.totals)),
-        would_help: fault.and_then(would_help).into_iter().collect(),
+        would_help,
         phase: state.phase.kind(),
         candidates: Vec::new(),
         place: None,
@@ -38,6 +44,7 @@ fn ending(event: &Event) -> Option<(String, Option<&Fault>)> {
     Some(match event {
         Event::Completed { capsules, .. } => (format!("completed after {capsules} capsules"), None),
         Event::Failed { reason, fault, .. } => (format!("failed: {reason}"), fault.as_deref()),
+        Event::Held { reason, fault, .. } => (format!("is held: {reason}"), fault.as_deref()),
         Event::Cancelled { who } => (format!("was cancelled by {who}"), None),
         Event::Returned { to } => (format!("ended early; what is left is done by {to}"), None),
         _ => return None,
@@ -79,10 +86,10 @@ fn would_help(fault: &Fault) -> Option<String> {
         }
         Fault::Limit => "a higher limit in the program's manifest".to_owned(),
         Fault::OutOfMemory { limit_bytes, .. } => format!(
-            "a node with more memory (`requires.memory_bytes` above {limit_bytes} in the \
-             submission), or fewer slots on the node, which share it"
+            "a node with more memory than {limit_bytes} bytes (`requires.memory_bytes`; of one that \
+             is held `fiec adjust --memory`), or fewer slots on the node, which share it"
         ),
-        Fault::DataLost => "the submission, sent again under another id".to_owned(),
+        Fault::DataLost => "an earlier boundary (`fiec retry --from-boundary`)".to_owned(),
         Fault::Dependency { id } | Fault::Part { id } => {
             format!("`fiec why {id}` says why that one failed")
         }

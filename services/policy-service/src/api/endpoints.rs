@@ -107,7 +107,7 @@ mod tests {
         let (names, subjects): (Vec<_>, Vec<_>) = Endpoint::all(InstanceId(uuid::Uuid::nil()))
             .map(|e| (e.name(), e.subject()))
             .unzip();
-        assert_eq!(names.len(), 22);
+        assert_eq!(names.len(), 23);
         assert_eq!(BTreeSet::from_iter(&names).len(), names.len());
         assert_eq!(BTreeSet::from_iter(&subjects).len(), subjects.len());
         assert!(subjects.contains(&"fiec.api.why.*".to_owned()));

@@ -81,6 +81,9 @@ impl Api {
             ExecutionVerb::Cancel => Change::Cancel,
             ExecutionVerb::Pause => Change::Pause,
             ExecutionVerb::Resume => Change::Resume,
+            ExecutionVerb::Retry => Change::Retry {
+                from: request.from_boundary,
+            },
         };
         let foreseen = match &change {
             Change::Adjust(adjustment) => Some(self.foresee(id, adjustment).await?),
@@ -94,7 +97,19 @@ impl Api {
             sight: &sight,
             name: Some(&request.id),
         };
+        let had_ended = entry.message.state.phase.is_terminal();
         let mut changed = self.change(asked, entry).await?;
+        if let (Change::Retry { .. }, Ok(reply)) = (&change, &mut changed.own)
+            && had_ended
+        {
+            reply.message += &match self.retry_dependents(asked, id).await? {
+                Some(0) => String::new(),
+                Some(count) => format!("; so do {count} that waited for it"),
+                None => "; there are too many ledgers to find those that waited for it: retry \
+                         them, or their batch"
+                    .to_owned(),
+            };
+        }
         if let (Some(words), Ok(reply)) = (foreseen, &mut changed.own) {
             reply.message = format!("{} is changed{words}", request.id);
         }
@@ -147,7 +162,8 @@ impl Api {
     }
 
     async fn why(&self, entry: Entry, name: &str) -> Answered<ApiReply> {
-        if entry.message.state.phase.is_terminal() {
+        let phase = &entry.message.state.phase;
+        if phase.is_terminal() || matches!(phase, Phase::Held { .. }) {
             return Ok(ApiReply {
                 why: Some(ended::why(&entry.message, name)),
                 state: Some(entry.message.state),

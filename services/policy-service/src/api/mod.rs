@@ -13,6 +13,7 @@ mod pages;
 mod parts;
 mod question;
 mod quotas;
+mod retries;
 mod sight;
 mod submit;
 mod view;

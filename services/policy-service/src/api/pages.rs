@@ -26,6 +26,15 @@ pub struct About {
     pub tenant: Tenant,
     /// The batch.
     pub batch: BatchId,
+    /// For `retry`: what was cancelled stays so.
+    pub failed: bool,
+}
+
+impl About {
+    /// True if the request leaves executions in this phase as they are.
+    pub fn leaves_out(&self, phase: PhaseKind) -> bool {
+        self.failed && phase == PhaseKind::Cancelled
+    }
 }
 
 /// What a request has to do for an execution.
@@ -149,6 +158,10 @@ impl Page {
         self.members
             .retain(|_, member| member.concern == Concern::Change);
         self.levels = in_order(&self.members);
+        if self.about.verb == BatchVerb::Retry {
+            // What waits for another one would fail again, had that not started again before.
+            self.levels.make_contiguous().reverse();
+        }
     }
 }
 
@@ -259,6 +272,7 @@ mod tests {
     fn a_cursor_is_good_once_and_for_the_same_request_only() {
         let about = |verb| About {
             verb,
+            failed: false,
             tenant: "lab".parse().unwrap(),
             batch: BatchId(uuid::Uuid::nil()),
         };

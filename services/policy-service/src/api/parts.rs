@@ -106,7 +106,7 @@ impl Api {
         let of_part = match asked.change {
             Change::Pause | Change::Resume => Some(asked.change.clone()),
             Change::Adjust(change) => Some(Change::Adjust(change.for_part(submitted_at))),
-            Change::Cancel => None,
+            Change::Cancel | Change::Retry { .. } => None,
         };
         let state = live.then(|| state.clone());
         let own = self.change_one(asked, entry).await;
@@ -253,7 +253,7 @@ fn is_so(change: &Change, state: &ExecutionState) -> bool {
         }
         Change::Pause => is_paused(state),
         Change::Resume => !is_paused(state),
-        Change::Cancel => false,
+        Change::Cancel | Change::Retry { .. } => false,
     };
     state.phase.is_terminal() || so
 }

@@ -7,7 +7,7 @@ use async_nats::jetstream::message::PublishMessage;
 use bytes::Bytes;
 use fiec_schemas::messages::{Accepted, SubmitReply};
 use fiec_schemas::submission::{ATOMIC_HEADER, LINES_LIMIT, lines};
-use fiec_schemas::{BatchId, Digest, ExecutionId, FieldError, LineError, Tenant, subjects};
+use fiec_schemas::{BatchId, ExecutionId, FieldError, LineError, Tenant, subjects};
 
 use super::{Answered, Api};
 use crate::core::taken;
@@ -15,7 +15,7 @@ use crate::events::{Ask, Outcome, Rejected};
 use crate::intake::{STAMP_HEADER, excerpt, name};
 use crate::reading::{Verdict, Vetted};
 use crate::refusal::Refusal;
-use crate::vetting;
+use crate::vetting::{self, There};
 
 impl Api {
     /// Answers a submission. `atomic`: all lines are accepted, or none.
@@ -100,18 +100,19 @@ impl Api {
         tenant: &Tenant,
         good: &[Vetted],
         bad: &mut Verdict,
-    ) -> Answered<HashMap<ExecutionId, (Digest, u32)>> {
+    ) -> Answered<HashMap<ExecutionId, (There, u32)>> {
         let all = good.iter().flat_map(|v| &v.elements);
         let ids = all.filter_map(|e| Some(ExecutionId::from_client(tenant, e.id.as_ref()?)));
         let there = self.effects.submissions_of(tenant, ids).await?;
-        let known = there.into_iter().map(|(id, digest)| (id, (digest, 0)));
+        let known = there.into_iter().map(|(id, there)| (id, (there, 0)));
         let mut known: HashMap<_, _> = known.collect();
         for vetted in good {
             for element in &vetted.elements {
                 let Some(client) = &element.id else { continue };
                 let id = ExecutionId::from_client(tenant, client);
                 let digest = element.digest;
-                let (there, _) = *known.entry(id).or_insert((digest, vetted.line));
+                let new = There::long_ago(digest);
+                let there = known.entry(id).or_insert((new, vetted.line)).0.submission;
                 if there != digest {
                     let error = FieldError::new("id", taken(id, &there.short()));
                     bad.entry(vetted.line).or_insert(error);
@@ -194,19 +195,25 @@ impl Api {
 fn there_already(
     tenant: &Tenant,
     vetted: &Vetted,
-    known: &HashMap<ExecutionId, (Digest, u32)>,
+    known: &HashMap<ExecutionId, (There, u32)>,
 ) -> Option<Accepted> {
     let mut ids = Vec::with_capacity(vetted.elements.len());
+    let mut phase = None;
     for element in &vetted.elements {
         let id = ExecutionId::from_client(tenant, element.id.as_ref()?);
         // This very line was the first to name it, so it does not exist yet.
-        let (_, line) = known.get(&id)?;
+        let (there, line) = known.get(&id)?;
         if *line == vetted.line {
             return None;
         }
+        phase = there.phase;
         ids.push(id);
     }
-    accepted(vetted, ids, true)
+    let accepted = accepted(vetted, ids, true)?;
+    Some(Accepted {
+        phase: phase.filter(|_| !vetted.array),
+        ..accepted
+    })
 }
 
 fn accepted(vetted: &Vetted, ids: Vec<ExecutionId>, existing: bool) -> Option<Accepted> {
@@ -216,6 +223,7 @@ fn accepted(vetted: &Vetted, ids: Vec<ExecutionId>, existing: bool) -> Option<Ac
         id: *ids.first()?,
         client_id: only.and_then(|element| element.id.clone()),
         existing,
+        phase: None,
         elements: if vetted.array { ids } else { Vec::new() },
     })
 }

@@ -273,12 +273,12 @@ impl Core {
                 };
                 self.send(binding).await;
             }
-            Phase::Completed | Phase::Failed | Phase::Cancelled => {
+            Phase::Completed => {
                 // No worker holds it, so no worker deletes its state.
                 tokio::spawn(self.effects.clone().forget_state(tip.state));
             }
-            Phase::Returned => {
-                // Its holder still reads its σ.
+            Phase::Failed | Phase::Cancelled | Phase::Returned => {
+                // A retry, or its holder, still reads its σ.
                 tokio::spawn(self.effects.clone().settle_outbox(tip.state));
             }
             Phase::Pending if self.tips.len() < TIPS && is_light(&tip) => {

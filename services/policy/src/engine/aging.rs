@@ -10,7 +10,10 @@ use crate::cluster::{Execution, Stage};
 
 /// True if the execution needs a message at or before this sequence.
 fn needs_any_of(e: &Execution, up_to: Sequence) -> bool {
-    let idle = matches!(e.stage, Stage::Pending | Stage::Paused | Stage::Verifying);
+    let idle = matches!(
+        e.stage,
+        Stage::Pending | Stage::Paused | Stage::Held | Stage::Verifying
+    );
     let ages = |seq| seq > 0 && seq <= up_to;
     idle && e.in_flight.is_none() && (ages(e.seq) || ages(e.state_seq))
 }

@@ -34,6 +34,7 @@ impl Policy {
             Phase::Bound(b) => Stage::Bound(self.cluster.intern(now.mono, &b.node), b.instance),
             Phase::Started(b) => Stage::Started(self.cluster.intern(now.mono, &b.node), b.instance),
             Phase::Paused { .. } => Stage::Paused,
+            Phase::Held { .. } => Stage::Held,
             Phase::Verifying { .. } => Stage::Verifying,
             Phase::Pending => Stage::Pending,
             Phase::Completed | Phase::Failed | Phase::Cancelled | Phase::Returned => {
@@ -58,7 +59,8 @@ impl Policy {
             if !waits_on {
                 e.since = now.mono;
             }
-            if let Some(extra) = e.extra.as_mut().filter(|_| stage == Stage::Paused) {
+            let rests = matches!(stage, Stage::Paused | Stage::Held);
+            if let Some(extra) = e.extra.as_mut().filter(|_| rests) {
                 extra.request = None;
             }
         }
@@ -82,7 +84,9 @@ impl Policy {
                 self.cluster.set_due(id, due);
             }
             Stage::Pending => self.wait(id),
-            Stage::Paused | Stage::Verifying | Stage::Started(..) => self.stop_waiting(id),
+            Stage::Paused | Stage::Held | Stage::Verifying | Stage::Started(..) => {
+                self.stop_waiting(id);
+            }
         }
     }
 

@@ -36,6 +36,7 @@ impl Policy {
                 Stage::Bound(..) => PhaseKind::Bound,
                 Stage::Started(..) => PhaseKind::Started,
                 Stage::Paused => PhaseKind::Paused,
+                Stage::Held => PhaseKind::Held,
                 Stage::Verifying => PhaseKind::Verifying,
             },
             seq: e.seq,

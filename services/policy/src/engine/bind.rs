@@ -239,7 +239,7 @@ impl Policy {
                     Placed::Moot
                 }
             },
-            Stage::Paused | Stage::Verifying => Placed::Moot,
+            Stage::Paused | Stage::Held | Stage::Verifying => Placed::Moot,
         }
     }
 
@@ -295,6 +295,10 @@ impl Policy {
         if e.stage == Stage::Pending && !self.may_wait(id) {
             return Placed::Moot;
         }
+        if self.hold_if_deadly(now, id, &cause, out) {
+            return Placed::Yes;
+        }
+        let apart = self.apart_from(now, id);
         let Some(e) = self.cluster.execution(id) else {
             return Placed::Moot;
         };
@@ -304,6 +308,7 @@ impl Policy {
         let kept = self.kept_from(id);
         let mut ask = Ask {
             avoid: e.avoided(),
+            apart: &apart,
             kept: kept.as_deref(),
             free_slot: matches!(cause, Cause::Balance),
             ..Ask::new(e.profile, e.left())
@@ -407,7 +412,7 @@ impl Policy {
                 self.cluster.set_due(id, self.next_chance(now, id));
                 self.wait(id);
             }
-            Stage::Paused | Stage::Verifying => {}
+            Stage::Paused | Stage::Held | Stage::Verifying => {}
             Stage::Bound(ix, _) => self.sweep_bound(now, id, ix, out),
             Stage::Started(ix, _) if e.is_orphan() => self.bind_orphan(now, id, ix, out),
             Stage::Started(..) => {

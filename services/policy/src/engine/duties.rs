@@ -59,6 +59,7 @@ impl Policy {
                     .map(|open| open.duty),
             },
             Stage::Paused => Standing::Paused,
+            Stage::Held => Standing::Held,
             Stage::Verifying => Standing::Verifying,
         }
     }

@@ -271,6 +271,7 @@ impl Policy {
             Some(Stage::Bound(..)) => "bound",
             Some(Stage::Started(..)) => "computing",
             Some(Stage::Paused) => "paused",
+            Some(Stage::Held) => "held after a failure",
             Some(Stage::Verifying) => "verifying",
         };
         let named = held.after.iter().take(NAMED).map(|awaited| {

@@ -97,8 +97,8 @@ impl Policy {
                 }
                 self.stop_waiting(id);
             }
-            // It already yields, or only comparisons remain.
-            Stage::Started(..) | Stage::Verifying => {}
+            // It already yields, is kept for somebody, or only comparisons remain.
+            Stage::Started(..) | Stage::Held | Stage::Verifying => {}
         }
     }
 }

@@ -82,6 +82,7 @@ impl Policy {
         }
         self.note_starts(now, view, writer, out);
         self.note_facts(now, view, stage, before.map(|(b, _)| b));
+        self.note_suspect(id);
         self.note_spread(now, view);
         self.note_claims(now, view);
         self.note_sharing(now, view);
@@ -115,6 +116,7 @@ impl Policy {
         let (node, instance) = match (phase.is, phase.node, phase.instance) {
             (PhaseKind::Pending, ..) => return Some((Stage::Pending, None)),
             (PhaseKind::Paused, ..) => return Some((Stage::Paused, None)),
+            (PhaseKind::Held, ..) => return Some((Stage::Held, None)),
             (PhaseKind::Verifying, ..) => return Some((Stage::Verifying, None)),
             (_, Some(node), Some(instance)) => (node, instance),
             _ => return None,
@@ -315,6 +317,10 @@ impl Policy {
         if request.is_some() || e.extra.is_some() {
             e.extra().request = request;
         }
+        let deaths = &view.state.deaths;
+        if !deaths.is_empty() || e.extra.is_some() {
+            e.extra().deaths = deaths.iter().map(|node| (**node).into()).collect();
+        }
         let adjusted = view.state.adjusted();
         if adjusted.is_some() || e.extra.is_some() {
             e.extra().adjusted = adjusted;
@@ -331,7 +337,10 @@ impl Policy {
                 _ => None,
             };
             // A change that is known before its message arrives has no events.
-            let resumed = view.event(EventKind::Resumed).is_some() || before == Some(Stage::Paused);
+            let resumed = [EventKind::Resumed, EventKind::Retried]
+                .iter()
+                .any(|kind| view.event(*kind).is_some())
+                || matches!(before, Some(Stage::Paused | Stage::Held));
             let resumed = resumed.then_some(Cause::Resumed);
             let from = before.and_then(Stage::node);
             if let Some(node) = from.filter(|_| refused.is_some() || fault.is_some()) {
@@ -367,7 +376,7 @@ impl Policy {
                 self.cluster.set_due(id, self.next_chance(now, id));
                 self.wait(id);
             }
-            Stage::Paused | Stage::Verifying => {
+            Stage::Paused | Stage::Held | Stage::Verifying => {
                 self.stop_waiting(id);
                 self.cluster.set_due(id, Millis(0));
             }
@@ -480,6 +489,7 @@ impl Policy {
         self.checks.remove(&id);
         self.stepping.remove(&id);
         self.to_verify.remove(&id);
+        self.suspects.remove(&id);
         self.stop_waiting(id);
         self.forget_holds(id);
         self.forget_sharing(id);

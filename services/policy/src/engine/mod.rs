@@ -3,7 +3,7 @@
 //! * [`input`] and [`action`]: the types of a step; [`refusal`]: why a request is refused.
 //! * [`ledger`] follows the feed, [`appends`] takes the results of the policy's own appends.
 //! * [`bind`] places executions that need a binding: new, pending, refused, lost, or queued behind
-//!   long work.
+//!   long work. [`deadly`] holds those under which workers end.
 //! * [`fill`] serves the queue in order, [`preempt`] preempts running executions, [`victims`]
 //!   chooses them, [`late`] enforces deadlines.
 //! * [`orders`] moves running executions: pressure, drains, operators.
@@ -31,6 +31,7 @@ mod arriving;
 mod aside;
 mod beliefs;
 mod bind;
+mod deadly;
 mod duties;
 mod fill;
 mod first;
@@ -118,6 +119,8 @@ pub struct Policy {
     /// Executions that are being stepped back, with the start time. A commit of the holder does not
     /// end it.
     stepping: BTreeMap<ExecutionId, Millis>,
+    /// Live executions under which almost as many workers have ended as are allowed.
+    suspects: BTreeSet<ExecutionId>,
     /// Reports on waiting executions.
     told: tell::Told,
     /// Number of questions so far.
@@ -154,6 +157,7 @@ impl Policy {
             checks: BTreeMap::new(),
             to_verify: BTreeSet::new(),
             stepping: BTreeMap::new(),
+            suspects: BTreeSet::new(),
             told: tell::Told::default(),
             questions: 0,
             holds: Holds::default(),

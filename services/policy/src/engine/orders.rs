@@ -428,6 +428,7 @@ impl Policy {
         let (from, started) = match e.stage {
             Stage::Pending => return Err(YieldRefusal::Pending),
             Stage::Paused => return Err(YieldRefusal::Paused),
+            Stage::Held => return Err(YieldRefusal::HasFailed),
             Stage::Verifying => return Err(YieldRefusal::Verifying),
             Stage::Bound(from, _) => (from, false),
             Stage::Started(from, _) => (from, true),

@@ -24,6 +24,9 @@ pub enum YieldRefusal {
     /// It is paused.
     #[error("it is paused and on no node; `fiec resume` lets it go on")]
     Paused,
+    /// It has failed and is held.
+    #[error("it has failed and is held on no node; `fiec retry` lets it start again")]
+    HasFailed,
     /// Its computation is done, and verification is under way.
     #[error("it is computed, and others compute it once more")]
     Verifying,

@@ -194,7 +194,7 @@ impl Policy {
                         orphans.push((tenant.clone(), *id));
                     }
                     Some(e)
-                        if matches!(e.stage, Stage::Paused | Stage::Verifying)
+                        if matches!(e.stage, Stage::Paused | Stage::Held | Stage::Verifying)
                             && own
                             && !e.is_appending() =>
                     {

@@ -496,6 +496,7 @@ impl Policy {
             Stage::Bound(ix, _) => format!("bound to {}", on(ix)),
             Stage::Started(ix, _) => format!("computing on {}", on(ix)),
             Stage::Paused => "paused".to_owned(),
+            Stage::Held => "held after a failure".to_owned(),
             Stage::Verifying => "verifying".to_owned(),
         }
     }

@@ -41,6 +41,7 @@ impl Policy {
                 format!("pending for {waited} ms: {why}")
             }
             Stage::Paused => "paused: it waits for `fiec resume`".to_owned(),
+            Stage::Held => "held: it has failed, and waits for `fiec retry`".to_owned(),
             Stage::Verifying => "verifying: it is computed, and counts once others have computed \
                                  it with the same bits"
                 .to_owned(),
@@ -76,8 +77,10 @@ impl Policy {
         }
         summary += &self.spread_in_words(id);
         let here = e.stage.node();
+        let apart = self.apart_from(now, id);
         let ask = Ask {
             avoid: e.avoided(),
+            apart: &apart,
             ..Ask::new(e.profile, e.left())
         }
         .leaves(here.map(|node| Leaving::Place(node, e.device())));
@@ -113,6 +116,7 @@ impl Policy {
             }
             Stage::Pending => review.would_help,
             Stage::Paused => vec![format!("`fiec resume {id}`")],
+            Stage::Held => vec![format!("`fiec retry {id}`")],
             _ if noted && review.candidates.len() < 2 => {
                 vec!["another worker joining: there is no other node".to_owned()]
             }
@@ -250,7 +254,7 @@ impl Policy {
         });
         let named = change.exclude.iter().chain(&change.nodes).flatten();
         let unknown: Vec<_> = named.filter(|node| !self.has_node(node)).collect();
-        if stays || matches!(e.stage, Stage::Paused | Stage::Verifying) {
+        if stays || matches!(e.stage, Stage::Paused | Stage::Held | Stage::Verifying) {
             return match unknown.first() {
                 Some(node) => Err(self.no_such(node).to_string()),
                 None => Ok(String::new()),
@@ -368,6 +372,7 @@ fn phase_of(stage: Stage) -> PhaseKind {
         Stage::Bound(..) => PhaseKind::Bound,
         Stage::Started(..) => PhaseKind::Started,
         Stage::Paused => PhaseKind::Paused,
+        Stage::Held => PhaseKind::Held,
         Stage::Verifying => PhaseKind::Verifying,
     }
 }

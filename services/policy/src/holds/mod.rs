@@ -48,6 +48,7 @@ impl Fate {
             | PhaseKind::Bound
             | PhaseKind::Started
             | PhaseKind::Paused
+            | PhaseKind::Held
             | PhaseKind::Verifying => None,
         }
     }

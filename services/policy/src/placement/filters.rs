@@ -82,6 +82,9 @@ fn wanted<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
     if v.ask.only.is_some_and(|only| only != v.ix) {
         return Some(Reason::NotWanted);
     }
+    if v.ask.apart.contains(&v.ix) {
+        return Some(Reason::Suspect);
+    }
     if let Some(kept) = v.ask.kept
         && kept.keeps((v.ix, v.at), v.node.slots().saturating_sub(v.others()))
     {

@@ -142,6 +142,7 @@ pub(super) enum Reason<'a> {
     Pressing(&'a Watched),
     Left(&'a Watched),
     Refused,
+    Suspect,
     Leaving,
     NotWanted,
     /// Reserved for the leading gang.
@@ -284,6 +285,10 @@ impl Reason<'_> {
             Reason::Pressing(w) => w.in_words(now),
             Reason::Left(w) => w.unrecovered_in_words(now),
             Reason::Refused => "it has just refused this execution".to_owned(),
+            Reason::Suspect => {
+                "another execution under which workers end is there, and the two are kept apart"
+                    .to_owned()
+            }
             Reason::Leaving => "it is the node to leave".to_owned(),
             Reason::NotWanted => "another node was asked for".to_owned(),
             Reason::Kept => "what is free there is kept for a gang that goes first".to_owned(),

@@ -148,7 +148,13 @@ impl Step<'_> {
                 reason,
                 stderr,
                 fault,
-            } => self.fail(reason, stderr, fault.as_deref()),
+            } => self.fail(EventKind::Failed, reason, stderr, fault.as_deref()),
+            Event::Held {
+                reason,
+                stderr,
+                fault,
+            } => self.fail(EventKind::Held, reason, stderr, fault.as_deref()),
+            Event::Retried { who } => self.retry(who),
             Event::Cancelled { who } => {
                 self.note_by(who, EventKind::Cancelled, |who| {
                     format!("cancelled by {who}")
@@ -222,7 +228,12 @@ impl Step<'_> {
     }
 
     /// The same for an event that somebody asked for.
-    fn note_by(&mut self, who: String, kind: EventKind, words: impl FnOnce(&str) -> String) {
+    pub(super) fn note_by(
+        &mut self,
+        who: String,
+        kind: EventKind,
+        words: impl FnOnce(&str) -> String,
+    ) {
         let detail = words(&who);
         let why = Why {
             who: Some(who),

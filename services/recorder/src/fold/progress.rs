@@ -77,15 +77,30 @@ impl Step<'_> {
         self.rows.results.extend(object);
     }
 
-    pub(super) fn fail(&mut self, reason: String, stderr: String, fault: Option<&Fault>) {
-        self.note_fault(EventKind::Failed, fault, reason.clone());
-        self.end_placement("failed");
+    /// The execution has failed or is held, as `kind` says.
+    pub(super) fn fail(
+        &mut self,
+        kind: EventKind,
+        reason: String,
+        stderr: String,
+        fault: Option<&Fault>,
+    ) {
+        self.note_fault(kind, fault, reason.clone());
+        self.end_placement(kind.as_str());
         let columns = self.columns();
         columns.failure = Some(reason);
         columns.fault = fault.map(Fault::kind);
         if !stderr.is_empty() {
             columns.stderr_tail = Some(stderr);
         }
+    }
+
+    /// The execution starts again: it has not failed any more, and its last state is copied again.
+    pub(super) fn retry(&mut self, who: String) {
+        self.note_by(who, EventKind::Retried, |who| format!("retried by {who}"));
+        self.columns().withdraw_end();
+        self.execution.has_new_boundary = true;
+        self.rows.retried.push(self.state.execution);
     }
 
     /// The execution goes on from an earlier boundary, or from its beginning.

@@ -60,6 +60,8 @@ pub struct Rows {
     pub results: Vec<ResultRow>,
     /// Live executions whose last boundary changed.
     pub states: Vec<(ExecutionId, StatePlace)>,
+    /// Executions that start again after they had failed, were held or were cancelled.
+    pub retried: Vec<ExecutionId>,
     /// Executions with committed state that are finished.
     pub finished: Vec<ExecutionId>,
     /// Days since 1970 (UTC) for which partitions must exist.

@@ -52,7 +52,8 @@ macro_rules! settings {
 settings! {
     liveness_ms forget_ms stall_ms take_ms take_busy_ms balance_ms holdings_ms holdings_confirm_ms heal_ms
     grace_ms order_grace_ms order_retry_ms order_repeat_ms leave_margin_ms tell_ms give_up_ms
-    replica_ms avoid_ms start_retry_ms start_retry_longest_ms horizon_ms queue_ms ahead_per_completion ahead_limit residency_floor_ms
+    replica_ms avoid_ms start_retry_ms start_retry_longest_ms deadly_workers
+    horizon_ms queue_ms ahead_per_completion ahead_limit residency_floor_ms
     reserve_ms gang_ms gang_keep_ms quota_grace_ms look_ms vanished_ms burst preempt slicing
     slice_ms preempt_residency_ms preempt_residency_moves preempt_review_ms ageing_ms half_life_ms
     reallocate reallocate_residency_ms upgrade_dwell_ms device_bound spread_look_ms spread_dwell_ms

@@ -87,7 +87,7 @@ impl Pause {
                         say(Rule::Answers, what.to_owned());
                     }
                 }
-                "paused" | "completed" | "failed" | "cancelled" | "returned" => {
+                "paused" | "held" | "completed" | "failed" | "cancelled" | "returned" => {
                     *self = Self::default();
                 }
                 _ => {}
@@ -184,7 +184,11 @@ fn order(before: Option<&Message>, message: &Message, say: &mut impl FnMut(Rule,
         );
         say(Rule::Times, what);
     }
-    if before.state.phase.is_terminal() {
+    let is_over = match before.state.phase.is.as_str() {
+        "failed" | "cancelled" => !message.has("retried"),
+        _ => before.state.phase.is_terminal(),
+    };
+    if is_over {
         let what = format!("follows the end ({})", before.state.phase.is);
         say(Rule::End, what);
     }
@@ -218,6 +222,9 @@ impl Fold {
         let needs = match kind {
             "submitted" => "",
             "bound" | "adjusted" | "paused" | "failed" | "cancelled" | "stepped_back" => "",
+            "held" if matches!(self.phase.as_str(), "pending" | "bound") => "",
+            "retried" if matches!(self.phase.as_str(), "failed" | "cancelled") => "",
+            "retried" => "held",
             "started" | "refused" => "bound",
             "resumed" => "paused",
             "verified" => "verifying",
@@ -271,6 +278,10 @@ impl Fold {
                 self.totals.crashes += 1;
             }
             "yielded" | "refused" | "resumed" => self.phase = "pending".to_owned(),
+            "retried" => {
+                self.crashes_since_commit = 0;
+                self.phase = "pending".to_owned();
+            }
             "stepped_back" => {
                 let to = number(&event["to"], "index");
                 let last = self.boundary.take().map_or(0, |(last, _)| last);
@@ -282,7 +293,7 @@ impl Fold {
                     self.boundary = Some((number(to, "index"), text(to, "digest").to_owned()));
                 }
                 self.totals.steps_back += 1;
-                if self.phase != "paused" {
+                if !matches!(self.phase.as_str(), "paused" | "held") {
                     self.phase = "pending".to_owned();
                 }
             }
@@ -290,7 +301,7 @@ impl Fold {
             "paused" if self.phase == "started" => {
                 say(Rule::Phases, "paused while it is started".to_owned());
             }
-            "paused" | "completed" | "failed" | "cancelled" | "returned" => {
+            "paused" | "held" | "completed" | "failed" | "cancelled" | "returned" => {
                 self.phase = kind.to_owned();
             }
             _ => {}
@@ -300,7 +311,7 @@ impl Fold {
     /// Counts whose fault it was.
     fn charge(&mut self, event: &Value, kind: &str, cause: &str) {
         let told = match kind {
-            "refused" | "crashed" | "failed" => &event["fault"],
+            "refused" | "crashed" | "failed" | "held" => &event["fault"],
             "yielded" if cause == "not_taken" => &event["cause"]["fault"],
             _ => &Value::Null,
         };

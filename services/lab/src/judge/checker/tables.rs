@@ -461,9 +461,8 @@ fn execution(last: &Message, capsules: Option<u64>, outputs: &str) -> String {
 fn ends_placement<'a>(kind: &'a str, cause: &'a str) -> Option<&'a str> {
     match kind {
         "bound" | "yielded" | "stepped_back" => Some(cause),
-        "refused" | "paused" | "returned" | "completed" | "computed" | "failed" | "cancelled" => {
-            Some(kind)
-        }
+        "refused" | "paused" | "held" | "returned" | "completed" | "computed" | "failed"
+        | "cancelled" => Some(kind),
         _ => None,
     }
 }

@@ -20,6 +20,8 @@ pub enum Said {
     Resumed,
     /// It is cancelled, or will be.
     Cancelled,
+    /// It starts again, whatever was said before.
+    Retried,
     /// It has completed.
     Completed,
     /// Nothing certain: the request may still be done.
@@ -78,7 +80,7 @@ pub fn judge(answers: &[Answer], ledgers: &BTreeMap<ExecutionId, Last>) -> Vec<V
     for answer in answers {
         let earlier = last.get(&answer.execution);
         let is_final = matches!(earlier, Some(Said::Completed | Said::Cancelled));
-        if !is_final {
+        if !is_final || answer.said == Said::Retried {
             last.insert(answer.execution, answer.said);
         }
     }
@@ -95,7 +97,7 @@ pub fn judge(answers: &[Answer], ledgers: &BTreeMap<ExecutionId, Last>) -> Vec<V
         let pauses = state.requested.as_ref();
         let pauses = pauses.is_some_and(|r| r.what == RequestKind::Pause);
         match said {
-            Said::Accepted | Said::Unknown => {}
+            Said::Accepted | Said::Retried | Said::Unknown => {}
             // Until its next boundary, which may be far, the request stands in its ledger.
             Said::Paused if phase == PhaseKind::Paused || phase.is_terminal() => {}
             Said::Paused if pauses && phase == PhaseKind::Started => {}

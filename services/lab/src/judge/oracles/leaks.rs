@@ -75,7 +75,7 @@ pub async fn observe(
     for id in kept.chunks.keys() {
         let state = ledgers.get(id).map(|last| &last.state);
         let place = state
-            .filter(|s| !s.phase.is_terminal())
+            .filter(|s| s.phase.kind().needs_state())
             .and_then(|s| s.boundary.as_ref());
         if let Some(place) = place.filter(|place| store::is_large(place))
             && let Ok(manifest) = store::manifest(broker, place).await

@@ -1,0 +1,71 @@
+//! `fiec retry`: what has failed, is held or was cancelled starts again from its last commit.
+
+use clap::Args;
+use fiec_schemas::BoundaryIndex;
+use fiec_schemas::messages::{BatchVerb, ExecutionRequest, ExecutionVerb};
+
+use super::batch;
+use crate::client;
+use crate::context::{Global, TenantArg, who};
+use crate::exit::Outcome;
+
+/// Start executions again that failed, are held or were cancelled, from their last commit
+#[derive(Debug, Args)]
+pub struct RetryArgs {
+    /// Execution ids, or the ids that the client gave
+    #[arg(required_unless_present = "batch", conflicts_with = "batch")]
+    id: Vec<String>,
+    /// All of a batch: its name, or its UUID
+    #[arg(long)]
+    batch: Option<String>,
+    /// Of the batch, leave out what was cancelled
+    #[arg(long, requires = "batch")]
+    failed: bool,
+    /// Go back to this boundary; 0 is the beginning
+    #[arg(long, conflicts_with = "batch", value_name = "N")]
+    from_boundary: Option<BoundaryIndex>,
+    #[command(flatten)]
+    tenant: TenantArg,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// If no policy service answers.
+pub async fn run(args: RetryArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let broker = global.broker("retry").await?;
+    let tenant = &args.tenant.tenant;
+    if let Some(name) = &args.batch {
+        let about = batch::About {
+            verb: BatchVerb::Retry,
+            tenant,
+            batch: name,
+            failed: args.failed,
+        };
+        return batch::change(&broker, about, global).await;
+    }
+    let mut outcome = Outcome::Done;
+    for id in args.id {
+        let request = ExecutionRequest {
+            id,
+            who: who(),
+            from_boundary: args.from_boundary,
+            ..ExecutionRequest::default()
+        };
+        let reply = client::ask(&broker, ExecutionVerb::Retry, tenant, &request).await?;
+        if global.json {
+            println!("{}", serde_json::to_string(&reply)?);
+        }
+        match &reply.error {
+            Some(error) => {
+                outcome = Outcome::Failed;
+                if !global.json {
+                    eprintln!("{error}");
+                }
+            }
+            None if !global.json => println!("{}", reply.message),
+            None => {}
+        }
+    }
+    Ok(outcome)
+}
