@@ -308,7 +308,9 @@ async fn a_program_that_kills_its_worker_is_held_and_others_go_on() {
     };
     assert!(deaths >= 3);
     let totals = held.message.state.totals;
-    assert_eq!((totals.crashes, totals.node_faults), (0, 3));
+    // The first may have ended before its commit, and counts as well.
+    assert!((3..=deaths).contains(&totals.node_faults), "{totals:?}");
+    assert_eq!(totals.crashes, 0);
     let why = lab.fiec(&["why", "p"]).await.expect(0).stdout;
     assert!(
         why.contains("3 workers have ended while they computed it"),

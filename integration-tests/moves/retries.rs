@@ -11,6 +11,8 @@ use crate::stage::{
 };
 
 /// Crashes once after its boundary 4. `marker`: the name under which its worker remembers that.
+///
+/// To be submitted with commits: a child that ends before it has said anything is replaced once.
 fn params(marker: &str) -> Value {
     json!({"capsules": 8, "state_bytes": 4_096, "crash_at": 4, "crash_marker": marker})
 }
@@ -227,7 +229,7 @@ async fn the_failed_of_a_batch_start_again_and_their_dependents_wait_for_them() 
     let lines = [
         json!({"id": "a", "batch": "b", "program": "synthetic@1"}),
         json!({"id": "b", "batch": "b", "program": "synthetic@1", "retries": 0, "params": fails,
-            "after": [{"id": "a"}]}),
+            "commit": {"every": 1}, "after": [{"id": "a"}]}),
         json!({"id": "c", "batch": "b", "program": "synthetic@1", "after": [{"id": "b"}]}),
         json!({"id": "d", "batch": "b", "program": "synthetic@1", "after": [{"id": "c"}]}),
         json!({"id": "e", "batch": "b", "program": "synthetic@1",
@@ -272,7 +274,8 @@ async fn the_retry_of_one_takes_along_what_waited_for_it() {
     let lab = Lab::start(two_slots()).await;
     let fails = params("b");
     let lines = [
-        json!({"id": "a", "program": "synthetic@1", "retries": 0, "params": fails}),
+        json!({"id": "a", "program": "synthetic@1", "retries": 0, "params": fails,
+            "commit": {"every": 1}}),
         json!({"id": "b", "program": "synthetic@1", "after": [{"id": "a"}]}),
         json!({"id": "c", "program": "synthetic@1", "after": [{"id": "b"}]}),
     ];
@@ -355,5 +358,53 @@ async fn an_unreadable_state_is_left_behind_by_going_back() {
         (lab.count(query).await == 1).then_some(())
     })
     .await;
+    lab.end().await;
+}
+
+/// Reaches boundaries, and answers a cancel with a failure.
+const STUBBORN: &str = r#"import json, os, socket, time
+conn = socket.socket(socket.AF_UNIX)
+conn.connect(os.environ["FIEC_SOCKET"])
+lines = conn.makefile("rw", encoding="utf-8", newline="\n")
+def say(**line):
+    lines.write(json.dumps(line) + "\n")
+    lines.flush()
+json.loads(lines.readline())
+while True:
+    time.sleep(0.05)
+    say(**{"is": "boundary"})
+    while True:
+        heard = json.loads(lines.readline())
+        if heard["is"] == "state":
+            say(**{"is": "state", "state": "AA=="})
+        elif heard["is"] == "go":
+            break
+        else:
+            say(**{"is": "failed", "reason": "no", "permanent": True})
+            raise SystemExit(0)
+"#;
+
+#[tokio::test]
+async fn a_program_that_fails_when_it_is_cancelled_is_cancelled_and_not_held() {
+    let mut options: ClusterOptions = workers_with_history(1);
+    options.worker_args = slots(1);
+    let allowed = args(&["--allow-program", "stubborn@*"]);
+    options.worker_args.extend(allowed);
+    let lab = Lab::start(options).await;
+    let folder = lab.path("stubborn");
+    std::fs::create_dir_all(&folder).unwrap();
+    let manifest = json!({"entry": ["python3", "-B", "main.py"], "protocol": "json_lines"});
+    std::fs::write(folder.join("fiec.json"), manifest.to_string()).unwrap();
+    std::fs::write(folder.join("main.py"), STUBBORN).unwrap();
+    let folder = folder.display().to_string();
+    lab.fiec(&["program", "push", "stubborn@1", &folder])
+        .await
+        .expect(0);
+    let line = json!({"id": "s", "program": "stubborn@1", "on_failure": "hold",
+        "commit": {"every": 1}});
+    let id = lab.publish_json(&line).await;
+    lab.journal.computing(id, 2).await;
+    lab.fiec(&["cancel", "s"]).await.expect(0);
+    lab.journal.ended(id, "cancelled").await;
     lab.end().await;
 }

@@ -204,7 +204,11 @@ impl Event {
             } if matches!(before, Phase::Started(_)) => return Some(FaultKind::WorkerDied),
             _ => return None,
         };
-        fault.as_deref().map(Fault::kind)
+        let kind = fault.as_deref().map(Fault::kind);
+        // An end for several deaths tells the last of them, unless that was told before.
+        let is_end = matches!(self, Self::Failed { .. } | Self::Held { .. });
+        let was_told = is_end && !matches!(before, Phase::Started(_));
+        kind.filter(|kind| !(was_told && kind.is_death()))
     }
 }
 

@@ -64,6 +64,32 @@ fn what_waits_for_a_failed_one_fails_with_it_unless_any_end_will_do() {
 }
 
 #[test]
+fn what_waits_for_one_that_is_retried_waits_again() {
+    let retried = || vec![Event::Retried { who: "ann".into() }];
+    let mut w = World::new(2);
+    w.submit_and_store(1);
+    w.start(1);
+    w.submit_line(2, &format!(r#""after":[{{"id":"{}"}}]"#, id(1)));
+    w.fail(World::id(1), "broken", true);
+    w.pass(1_000);
+    assert_eq!((phase(&w, 1), phase(&w, 2)), ("failed", "failed"));
+    w.append(World::id(1), retried(), "policy/x", true);
+    w.append(World::id(2), retried(), "policy/x", true);
+    w.pass(1_000);
+    assert_eq!((phase(&w, 1), phase(&w, 2)), ("bound", "pending"));
+    w.start(1);
+    // It fails again, and is retried before those that wait for it have failed.
+    w.fail(World::id(1), "broken", true);
+    w.append(World::id(1), retried(), "policy/x", true);
+    w.pass(1_000);
+    assert_eq!((phase(&w, 1), phase(&w, 2)), ("bound", "pending"));
+    w.start(1);
+    w.complete(1);
+    w.pass(1_000);
+    assert_eq!((phase(&w, 1), phase(&w, 2)), ("completed", "bound"));
+}
+
+#[test]
 fn what_has_ended_before_is_learned_from_its_ledger() {
     let mut w = World::new(1);
     w.submit_and_store(1);

@@ -51,7 +51,8 @@ pub(crate) async fn set_back(
             .try_collect::<Vec<_>>();
         let rest = |message: &Message| {
             let phase = &message.message.state.phase;
-            message.seq <= from && phase.binding().is_none() && !phase.is_terminal()
+            // What was lost behind an end is a retry.
+            message.seq <= from && phase.binding().is_none() && phase.kind().needs_state()
         };
         let messages = lasts.await?.into_iter().flatten().map(|entry| Message {
             seq: entry.seq,

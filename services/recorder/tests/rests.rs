@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use fiec_recorder::lab_support::LedgerWriter;
-use fiec_schemas::{Cause, Event, ExecutionId, Submission, Tenant, Timestamp, subjects};
+use fiec_schemas::{Cause, Event, ExecutionId, Fault, Submission, Tenant, Timestamp, subjects};
 use sqlx::PgPool;
 
 use crate::live::{publish, servers, start, until};
@@ -52,8 +52,9 @@ async fn an_execution_that_rests_stands_as_its_ledger_left_it_when_the_broker_lo
     let now = Timestamp::now();
     let mut numbers = 1_u64..;
     let mut writers = Vec::new();
-    // One is paused, one waits for a node, and one computes: a message of its worker will come.
-    let rest = ["paused", "pending", "computes"];
+    // One is paused, one waits for a node, and one computes: a message of its worker will come. One is
+    // held and one has failed: what will be lost is that they were retried.
+    let rest = ["paused", "pending", "computes", "held", "failed"];
     for what in rest {
         let id = ExecutionId(uuid::Uuid::now_v7());
         let mut w = LedgerWriter::new(tenant.clone(), id, Arc::clone(&spec), now);
@@ -68,6 +69,16 @@ async fn an_execution_that_rests_stands_as_its_ledger_left_it_when_the_broker_lo
         match what {
             "paused" => kept.push(vec![yielded, Event::Paused { who: "ann".into() }]),
             "pending" => kept.push(vec![yielded]),
+            "held" => kept.push(vec![Event::Held {
+                reason: "no".into(),
+                stderr: "words".into(),
+                fault: Some(Box::new(Fault::Reported)),
+            }]),
+            "failed" => kept.push(vec![Event::Failed {
+                reason: "no".into(),
+                stderr: "words".into(),
+                fault: Some(Box::new(Fault::Reported)),
+            }]),
             _ => {}
         }
         for events in kept {
@@ -79,7 +90,7 @@ async fn an_execution_that_rests_stands_as_its_ledger_left_it_when_the_broker_lo
         writers.push((what, id, w));
     }
     let copied = "SELECT count(*) FROM boundary_state WHERE state = 'one'::bytea";
-    until(&pool, copied, 3).await;
+    until(&pool, copied, 4).await;
 
     // The broker will lose all messages from here on.
     let folder = servers.nats.data_dir().join("jetstream/$G/streams");
@@ -95,6 +106,10 @@ async fn an_execution_that_rests_stands_as_its_ledger_left_it_when_the_broker_lo
                 bound(2, "n2", Cause::Resumed),
             ],
             "pending" => vec![bound(2, "n2", Cause::Initial)],
+            "held" | "failed" => vec![
+                Event::Retried { who: "ann".into() },
+                bound(2, "n2", Cause::Resumed),
+            ],
             _ => vec![boundary(2, b"two")],
         };
         let goes_on = *what != "computes";
@@ -108,17 +123,19 @@ async fn an_execution_that_rests_stands_as_its_ledger_left_it_when_the_broker_lo
         }
     }
     let copied = "SELECT count(*) FROM boundary_state WHERE state = 'two'::bytea";
-    until(&pool, copied, 3).await;
+    until(&pool, copied, 5).await;
     servers.nats.kill().await;
     std::fs::remove_dir_all(&folder).unwrap();
     copy(saved.path(), &folder);
     servers.nats.restart().await.unwrap();
 
-    let back = "SELECT count(*) FROM executions WHERE phase IN ('paused', 'pending')";
-    until(&pool, back, 2).await;
+    let back = "SELECT count(*) FROM executions \
+                WHERE phase IN ('paused', 'pending', 'held', 'failed')";
+    until(&pool, back, 4).await;
     let copied = "SELECT count(*) FROM boundary_state WHERE state = 'one'::bytea";
-    until(&pool, copied, 2).await;
-    let [paused, pending, computes] = [0, 1, 2].map(|n: usize| writers.get(n).unwrap().1);
+    until(&pool, copied, 3).await;
+    let all = [0, 1, 2, 3, 4].map(|n: usize| writers.get(n).unwrap().1);
+    let [paused, pending, computes, held, failed] = all;
     assert_eq!(
         stands(&pool, paused).await,
         "paused ann 3 1 n1 1 1 1 1 n1 operator"
@@ -127,6 +144,21 @@ async fn an_execution_that_rests_stands_as_its_ledger_left_it_when_the_broker_lo
         stands(&pool, pending).await,
         "pending 3 1 n1 1 1 1 1 n1 operator"
     );
+    for (id, phase) in [(held, "held"), (failed, "failed")] {
+        assert_eq!(
+            stands(&pool, id).await,
+            format!("{phase} 3 1 n1 1 1 1 1 n1 {phase}")
+        );
+        let why = format!(
+            "SELECT concat_ws(' ', failure, stderr_tail, fault, fault_owner, \
+             finished_at IS NULL) FROM executions WHERE id = '{id}'"
+        );
+        let lives = if phase == "held" { "t" } else { "f" };
+        assert_eq!(
+            words(&pool, &why).await,
+            format!("no words reported program {lives}")
+        );
+    }
     // Nothing is withdrawn that its worker will say again.
     assert_eq!(stands(&pool, computes).await, "started 3 1 n1 2 2 2 1 n1");
     stop.cancel();

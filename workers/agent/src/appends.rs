@@ -307,7 +307,7 @@ impl Runner {
                     let execution = self.tip.state.execution;
                     handover::abandon(&self.shared, &to, execution, self.epoch + 1).await;
                 }
-                After::Commit { .. } | After::Keep(_) => {}
+                After::Commit { .. } | After::Begin(_) | After::Keep(_) => {}
             }
         }
     }

@@ -17,7 +17,7 @@ use crate::ahead;
 use crate::child_process::Child;
 use crate::endings::{Exit, Loss, failure, killed};
 use crate::large;
-use crate::message::{Message, backoff};
+use crate::message::{After, Message, backoff};
 use crate::missing;
 use crate::packages::Package;
 use crate::pending_order::PendingOrder;
@@ -107,16 +107,8 @@ pub(crate) fn order_to_run(
 }
 
 impl Runner {
-    /// Starts the program in a child. After workers ended under it, its ledger says first that it has
-    /// started: it may end this one before anything else could be said.
+    /// Starts the program in a child.
     pub(crate) async fn launch(&mut self, sigma: Option<Bytes>) {
-        let state = &self.tip.state;
-        let is_suspect = state.lost_unstarted || !state.deaths.is_empty();
-        if is_suspect && !self.started && sigma.is_none() {
-            self.stage(Message::default()).await;
-            self.wait = Some((Wait::Retry, Instant::now()));
-            return;
-        }
         self.start(sigma, true).await;
     }
 
@@ -164,6 +156,16 @@ impl Runner {
             Err(error) => return Box::pin(self.cannot_fetch(error)).await,
         };
         self.missed = 0;
+        let before = &self.tip.state;
+        if !self.started && (before.lost_unstarted || !before.deaths.is_empty()) {
+            // Workers ended under it. Its ledger says that it has started before it may end this
+            // one too.
+            let message = Message {
+                after: vec![After::Begin(state)],
+                ..Message::default()
+            };
+            return Box::pin(self.stage(message)).await;
+        }
         let key = (self.spec.program.clone(), self.tip.state.tenant.clone());
         let execution = self.tip.state.execution;
         let package = self.program.package().cloned();

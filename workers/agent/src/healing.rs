@@ -354,7 +354,7 @@ impl Runner {
             match after {
                 After::Commit { state, .. } => self.last.clone_from(state),
                 After::Keep(end) => self.shared.ends.keep(end, tip),
-                After::Answer(_) | After::Confirm(_) => {}
+                After::Answer(_) | After::Confirm(_) | After::Begin(_) => {}
             }
         }
         if let Some(next) = self.staged.front_mut() {

@@ -40,6 +40,8 @@ pub enum After {
     Answer(Reply),
     /// Send the sequence to the destination.
     Confirm(Destination),
+    /// Give this σ to a child, which begins with it.
+    Begin(Bytes),
     /// Keep the end for a while, in case the broker loses it.
     Keep(Arc<End>),
 }

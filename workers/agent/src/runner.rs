@@ -401,7 +401,8 @@ impl Runner {
                 self.shared.metrics.handovers_out.inc();
                 handover::confirm(&self.shared, &to, self.epoch + 1, &self.tip).await;
             }
-            After::Keep(_) => {}
+            After::Begin(state) if !self.ended => Box::pin(self.launch(Some(state))).await,
+            After::Begin(_) | After::Keep(_) => {}
         }
     }
 
@@ -662,10 +663,16 @@ impl Runner {
     }
 
     pub(crate) async fn failed(&mut self, fault: Fault, reason: String, stderr: String) {
-        self.shared.metrics.failed.inc();
-        tracing::warn!(reason, "failed");
-        let failure = failure(&self.spec, fault, attempts::cut(reason), stderr);
-        self.stage(Message::of(vec![failure])).await;
+        let end = match self.cancelling.take() {
+            // That was promised, and a hold would not be an end.
+            Some(who) => Event::Cancelled { who },
+            None => {
+                self.shared.metrics.failed.inc();
+                tracing::warn!(reason, "failed");
+                failure(&self.spec, fault, attempts::cut(reason), stderr)
+            }
+        };
+        self.stage(Message::of(vec![end])).await;
         self.ended = true;
         self.slot = None;
     }

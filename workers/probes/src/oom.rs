@@ -3,7 +3,8 @@
 //!
 //! * cgroup v1: `oom_kill` in `memory.oom_control` (since Linux 4.13), `memory.max_usage_in_bytes`.
 //! * cgroup v2: `oom_kill` in `memory.events`, `memory.peak` (since Linux 5.19).
-//! * Without a limit of a group: `oom_kill` in `/proc/vmstat`.
+//! * Without a limit of a group: `oom_kill` in `/proc/vmstat`. It counts all kills of the machine, also
+//!   those in the groups of others. One of these within two seconds of another SIGKILL is taken for it.
 //!
 //! The counters of a group count kills for the memory of the whole machine, too. A group whose peak
 //! never came near its limit was not the reason.
@@ -57,8 +58,13 @@ struct Seen {
 }
 
 impl OomKills {
-    /// Kills under this limit from now on.
+    /// Kills under this limit from now on. A declared budget kills nobody: then the limit counts that
+    /// the kernel knows.
     pub fn new(limit: MemoryLimit) -> Self {
+        let limit = match limit {
+            MemoryLimit::Declared { .. } => MemoryLimit::detect(),
+            limit => limit,
+        };
         let counter = match &limit {
             MemoryLimit::CgroupV1(dir) => dir.join("memory.oom_control"),
             MemoryLimit::CgroupV2(dir) => dir.join("memory.events"),

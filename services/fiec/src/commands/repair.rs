@@ -111,7 +111,7 @@ async fn live(pool: &PgPool) -> sqlx::Result<Vec<ExecutionId>> {
 async fn read(pool: &PgPool, id: ExecutionId) -> anyhow::Result<Option<(Tenant, PgRow)>> {
     let row = sqlx::query(
         "SELECT e.tenant, e.spec::text AS spec, e.submission, e.batch_id, e.batch_line, e.submitted_at, e.phase, \
-         e.paused_by, e.requested, e.requested_by, e.epoch, e.ordinal, e.digest, e.commits, e.state_bytes AS all_bytes, \
+         e.paused_by, e.failure, e.fault, e.requested, e.requested_by, e.epoch, e.ordinal, e.digest, e.commits, e.state_bytes AS all_bytes, \
          e.rebindings, e.pressure_rebindings, e.crashes, e.node_faults, e.infrastructure_faults, \
          e.compute_us, e.boundary_index, \
          e.state_digest AS last_digest, e.last_state_bytes AS last_bytes, \
@@ -163,11 +163,19 @@ impl Lost {
         };
         state.adjusted = adjusted(pool, id).await?.map(Box::new);
         state.requested = requested(row)?;
-        if sql::parse_phase(id, row.try_get("phase")?)? == PhaseKind::Paused {
-            let who: Option<String> = row.try_get("paused_by")?;
-            state.phase = Phase::Paused {
-                who: who.unwrap_or_default(),
-            };
+        let text = |column: &str| row.try_get::<Option<String>, _>(column);
+        match sql::parse_phase(id, row.try_get("phase")?)? {
+            PhaseKind::Paused => {
+                let who = text("paused_by")?.unwrap_or_default();
+                state.phase = Phase::Paused { who };
+            }
+            PhaseKind::Held => {
+                state.phase = Phase::Held {
+                    fault: text("fault")?.and_then(|fault| fault.parse().ok()),
+                    reason: text("failure")?.unwrap_or_default(),
+                };
+            }
+            _ => {}
         }
         Ok(state)
     }

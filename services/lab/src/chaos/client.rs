@@ -255,14 +255,17 @@ impl Client {
         }
     }
 
-    /// Resumes everything that is paused, as the ledgers say, so that all can end.
-    pub async fn resume_all(&mut self, paused: &[(ExecutionId, Tenant)]) {
-        for (id, tenant) in paused {
+    /// Resumes what is paused, and retries what is held, as the ledgers say, so that all can end.
+    pub async fn let_go_on(&mut self, rests: &[(ExecutionId, Tenant, ExecutionVerb)]) {
+        for (id, tenant, verb) in rests {
             let name = id.to_string();
-            let verb = ExecutionVerb::Resume;
-            let asked = client::execution(&self.broker, verb, tenant, &name, None).await;
+            let asked = client::execution(&self.broker, *verb, tenant, &name, None).await;
             if asked.is_ok_and(|reply| reply.error.is_none()) {
-                self.answers.note(*id, Said::Resumed);
+                let said = match verb {
+                    ExecutionVerb::Retry => Said::Retried,
+                    _ => Said::Resumed,
+                };
+                self.answers.note(*id, said);
             }
         }
     }

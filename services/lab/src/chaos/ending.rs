@@ -40,7 +40,8 @@ pub async fn end_stays(
         let ledgers = last_of_each(&cluster.broker).await.unwrap_or_default();
         let is_done = |id: &ExecutionId| {
             ledgers.get(id).is_some_and(|last| match &last.state.phase {
-                Phase::Paused { .. } => pauses,
+                // One that is held does not go on, either.
+                Phase::Paused { .. } | Phase::Held { .. } => pauses,
                 phase => phase.is_terminal(),
             })
         };
@@ -58,21 +59,28 @@ pub async fn end_stays(
     }
 }
 
-/// Waits until every execution has ended that ends by itself. What is paused is resumed.
+/// Waits until every execution has ended that ends by itself. What is paused is resumed, and what is
+/// held is retried.
 pub async fn settle(cluster: &Cluster, client: &mut Client) -> Vec<Violation> {
     let deadline = Instant::now() + QUIET;
     let (mut moved_at, mut places) = (Instant::now(), BTreeMap::new());
     loop {
         let ledgers = last_of_each(&cluster.broker).await.unwrap_or_default();
         let mut open: BTreeMap<ExecutionId, String> = BTreeMap::new();
-        let mut paused: Vec<(ExecutionId, Tenant)> = Vec::new();
+        let mut rests: Vec<(ExecutionId, Tenant, ExecutionVerb)> = Vec::new();
         for (id, tenant) in client.executions() {
             match ledgers.get(&id).map(|last| &last.state.phase) {
                 None => drop(open.insert(id, "has no ledger".to_owned())),
                 Some(phase) if phase.is_terminal() => {}
                 Some(phase) => {
-                    if matches!(phase, Phase::Paused { .. }) {
-                        paused.push((id, tenant.clone()));
+                    match phase {
+                        Phase::Paused { .. } => {
+                            rests.push((id, tenant.clone(), ExecutionVerb::Resume));
+                        }
+                        Phase::Held { .. } => {
+                            rests.push((id, tenant.clone(), ExecutionVerb::Retry));
+                        }
+                        _ => {}
                     }
                     open.insert(id, format!("is {} and does not end", phase.kind()));
                 }
@@ -93,7 +101,7 @@ pub async fn settle(cluster: &Cluster, client: &mut Client) -> Vec<Violation> {
                 .map(|(id, what)| Violation::new(Rule::Liveness, &id.to_string(), what));
             return late.collect();
         }
-        client.resume_all(&paused).await;
+        client.let_go_on(&rests).await;
         sleep(Duration::from_millis(500)).await;
     }
 }

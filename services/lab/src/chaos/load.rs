@@ -121,7 +121,8 @@ impl Line {
 
 /// Executions that live until everything else has ended: what leaks of them stays to be seen. Two
 /// commit as often as they may, one has a large σ, two have long capsules, and one finds no place
-/// under a quota.
+/// under a quota. Beside them one that fails once on each node, and is held: at the end it is retried
+/// until it has ended.
 ///
 /// # Errors
 /// Never for these tenants.
@@ -132,6 +133,9 @@ pub fn standing() -> anyhow::Result<Vec<Line>> {
     };
     let mut slow = steps(5_000_000, 1_024, 0);
     slow["commit"] = json!({"every": 1});
+    let fails = json!({"program": "synthetic@1", "on_failure": "hold", "retries": 0,
+        "commit": {"every": 1}, "params": {"capsules": 20, "rest_us": 20_000,
+            "state_bytes": 1_024, "crash_at": 10, "crash_marker": "fails"}});
     let nowhere = json!({"program": "synthetic@1", "requires": {"labels": {"no": "such"}}});
     let lines = [
         ("lab", "steady-1", Role::Stays, steps(20_000, 1_024, 200)),
@@ -144,11 +148,14 @@ pub fn standing() -> anyhow::Result<Vec<Line>> {
         ),
         ("lab", "slow-1", Role::Slow, slow.clone()),
         ("lab", "slow-2", Role::Slow, slow),
+        ("lab", "fails", Role::Passes, fails),
         (STRAIT, "nowhere", Role::NoPlace, nowhere),
     ];
     let line = |(tenant, name, role, mut submission): (&str, &str, Role, Value)| {
         submission["id"] = json!(name);
-        submission["retries"] = json!(RETRIES);
+        if submission["retries"].is_null() {
+            submission["retries"] = json!(RETRIES);
+        }
         Ok(Line {
             tenant: tenant.parse()?,
             submission,

@@ -386,7 +386,9 @@ async fn wrong_results(journal: &Journal) -> Vec<Violation> {
 async fn undisturbed(program: &str, params: &serde_json::Value) -> Option<String> {
     let (program, mut params) = (program.to_owned(), params.clone());
     if let Some(params) = params.as_object_mut() {
-        params.remove("rest_us");
+        for of_its_course in ["rest_us", "crash_at", "crash_marker"] {
+            params.remove(of_its_course);
+        }
     }
     let run = move || fiec_kit::run_local(&program, &params).ok();
     let outcome = tokio::task::spawn_blocking(run).await.ok()??;

@@ -7,7 +7,6 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
 use async_nats::jetstream::stream::RawMessageErrorKind;
 use fiec_broker::{BrokerError, Entry};
 use fiec_schemas::messages::{BatchReply, BatchRequest, BatchVerb, Untaken};
@@ -20,7 +19,8 @@ use tokio::time::Instant;
 
 use super::answer::refused;
 use super::changes::{Asked, Change, is_paused, is_requested};
-use super::pages::{About, Concern, KEPT, Member, Page, Unread};
+use super::pages::{About, Concern, Member, Page};
+use super::unread::Next;
 use super::{Answered, Api, parse, somebody, tenant};
 use crate::refusal::Refusal;
 
@@ -31,8 +31,6 @@ const CHUNK: usize = 512;
 /// Time limit of one answer in ms: the default, and the maximum.
 const WITHIN_MS: u64 = 5_000;
 const WITHIN_LIMIT_MS: u64 = 8_000;
-/// Longest pause while the broker sends ledgers. After it, the request fails.
-const SILENCE: Duration = Duration::from_secs(5);
 /// Longest wait for submissions without ledgers, and the interval of the checks.
 const PATIENCE: Duration = Duration::from_millis(1_000);
 const LOOK: Duration = Duration::from_millis(20);
@@ -305,88 +303,35 @@ impl Api {
         }))
     }
 
-    /// Requests the last message of each ledger of a tenant. Returns `None` if there are no
-    /// ledgers.
-    pub(super) async fn unread(&self, tenant: &Tenant) -> Result<Option<Unread>, BrokerError> {
-        let mut consumer = self
-            .effects
-            .broker
-            .js
-            .create_consumer_on_stream(
-                pull::Config {
-                    ack_policy: AckPolicy::None,
-                    headers_only: true,
-                    deliver_policy: DeliverPolicy::LastPerSubject,
-                    filter_subject: format!("fiec.ledger.{tenant}.*"),
-                    inactive_threshold: KEPT,
-                    ..Default::default()
-                },
-                subjects::LEDGER_STREAM,
-            )
-            .await
-            .map_err(BrokerError::operation(READ))?;
-        let info = consumer
-            .info()
-            .await
-            .map_err(BrokerError::operation(READ))?;
-        let count = info.num_pending;
-        if count == 0 {
-            return Ok(None);
-        }
-        let messages = consumer
-            .stream()
-            .max_messages_per_batch(1_000)
-            .messages()
-            .await
-            .map_err(BrokerError::operation(READ))?;
-        Ok(Some(Unread { messages, count }))
-    }
-
     /// Reads members of a batch until the deadline.
     async fn read_members(&self, page: &mut Page, deadline: Instant) -> Result<(), BrokerError> {
-        let batch = page.about.batch;
-        let mut heard = Instant::now();
-        while let Some(unread) = &mut page.unread {
-            let next = tokio::time::timeout_at(deadline, unread.messages.next());
-            let message = match next.await {
-                Ok(Some(message)) => message.map_err(BrokerError::operation(READ))?,
-                // Members that were appended meanwhile come last.
-                Ok(None) => break,
-                Err(_) if heard.elapsed() < SILENCE => return Ok(()),
-                Err(_) => {
-                    return Err(BrokerError::Missing {
-                        what: format!("the rest of the ledgers of {}", page.about.tenant),
-                        hint: format!(": nothing came for {SILENCE:?}"),
-                    });
+        let (batch, tenant) = (page.about.batch, page.about.tenant.clone());
+        let Some(mut unread) = page.unread.take() else {
+            return Ok(());
+        };
+        unread.heard = Instant::now();
+        loop {
+            match self.next_unread(&tenant, &mut unread, deadline).await? {
+                Next::Over => break,
+                Next::NotYet => {
+                    page.unread = Some(unread);
+                    return Ok(());
                 }
-            };
-            heard = Instant::now();
-            let Ok(info) = message.info() else { continue };
-            let (seq, pending) = (info.stream_sequence, info.pending);
-            unread.count = pending;
-            let header = message.headers.as_ref();
-            let header = header.and_then(|h| h.get(subjects::EVENT_HEADER));
-            if let Some(text) = header.map(|h| h.as_str()).filter(|h| may_be_of(h, batch)) {
-                match LedgerMessage::decode(text, seq) {
-                    Ok(message) => take_member(page, &message.state, seq),
-                    Err(error) => tracing::warn!(seq, %error, "a ledger message was passed over"),
+                Next::Message { seq, header } if may_be_of(&header, batch) => {
+                    match LedgerMessage::decode(&header, seq) {
+                        Ok(message) => take_member(page, &message.state, seq),
+                        Err(error) => {
+                            tracing::warn!(seq, %error, "a ledger message was passed over");
+                        }
+                    }
                 }
-            }
-            if pending == 0 {
-                break;
-            }
-            if Instant::now() >= deadline {
-                return Ok(());
+                Next::Message { .. } => {}
             }
         }
-        if page.unread.take().is_some() {
-            page.arrange();
-        }
+        page.arrange();
         Ok(())
     }
 }
-
-const READ: &str = "read the ledgers of a tenant";
 
 /// True for a message of an execution of this batch. An unreadable message also counts: the full
 /// read reports its error.
@@ -416,7 +361,11 @@ fn take_member(page: &mut Page, state: &ExecutionState, seq: Sequence) {
             .filter_map(|other| other.execution(&page.about.tenant))
             .collect(),
     };
-    page.members.insert(state.execution, member);
+    // A copy that lags behind may have been read first.
+    let known = page.members.get(&state.execution);
+    if known.is_none_or(|known| known.seq <= seq) {
+        page.members.insert(state.execution, member);
+    }
 }
 
 fn note(page: &mut Page, fate: Fate) {

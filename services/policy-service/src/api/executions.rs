@@ -97,19 +97,10 @@ impl Api {
             sight: &sight,
             name: Some(&request.id),
         };
-        let had_ended = entry.message.state.phase.is_terminal();
-        let mut changed = self.change(asked, entry).await?;
-        if let (Change::Retry { .. }, Ok(reply)) = (&change, &mut changed.own)
-            && had_ended
-        {
-            reply.message += &match self.retry_dependents(asked, id).await? {
-                Some(0) => String::new(),
-                Some(count) => format!("; so do {count} that waited for it"),
-                None => "; there are too many ledgers to find those that waited for it: retry \
-                         them, or their batch"
-                    .to_owned(),
-            };
+        if let Change::Retry { .. } = &change {
+            return self.retry(asked, entry).await;
         }
+        let mut changed = self.change(asked, entry).await?;
         if let (Some(words), Ok(reply)) = (foreseen, &mut changed.own) {
             reply.message = format!("{} is changed{words}", request.id);
         }

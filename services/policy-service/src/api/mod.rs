@@ -16,6 +16,7 @@ mod quotas;
 mod retries;
 mod sight;
 mod submit;
+mod unread;
 mod view;
 
 use std::sync::Arc;

@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use async_nats::jetstream::consumer::pull;
 use fiec_schemas::messages::{BatchReply, BatchVerb, Untaken};
 use fiec_schemas::{BatchId, ExecutionId, PhaseKind, Sequence, Tenant};
 
+use super::unread::Unread;
 use crate::refusal::Refusal;
 
 /// Most requests that are kept between two answers. A further one replaces the oldest.
@@ -83,14 +83,6 @@ pub struct Page {
     pub failed: (u32, Vec<Refusal>),
     /// Submissions that were queued when the request began.
     pub untaken: Option<Untaken>,
-}
-
-/// The last messages of a tenant's ledgers.
-pub struct Unread {
-    /// The stream of messages.
-    pub messages: pull::Stream,
-    /// Number of messages that remain.
-    pub count: u64,
 }
 
 impl Page {

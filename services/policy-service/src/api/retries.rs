@@ -4,22 +4,78 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use fiec_broker::{BrokerError, chunk_list, feed, store};
+use fiec_broker::{AppendError, BrokerError, Entry, chunk_list, feed, store};
+use fiec_schemas::messages::ApiReply;
 use fiec_schemas::scheduling::OnMiss;
 use fiec_schemas::{
-    BoundaryIndex, Cause, Event, ExecutionId, ExecutionState, Fault, LedgerMessage, StatePlace,
-    Tenant, subjects,
+    BoundaryIndex, Cause, Event, ExecutionId, ExecutionState, Fault, LedgerMessage, Sequence,
+    StatePlace, Tenant, subjects,
 };
-use futures_util::StreamExt as _;
 use tokio::time::Instant;
 
 use super::changes::{Asked, Change, called};
+use super::unread::Next;
 use super::{Answered, Api};
 use crate::refusal::{CannotRetry, Refusal};
 
 /// Time in which all ledgers of a tenant are searched for executions that waited in vain.
 const SEARCH: Duration = Duration::from_secs(5);
+
+/// True if what was asked for is not stored, and not only out of reach.
+fn is_gone(error: &BrokerError) -> bool {
+    matches!(
+        error,
+        BrokerError::Missing { .. } | BrokerError::Malformed { .. }
+    )
+}
+
 impl Api {
+    /// Starts an execution again, and what waited for it. If it goes on already, an earlier request may
+    /// have started it alone.
+    pub(super) async fn retry(&self, asked: Asked<'_>, entry: Entry) -> Answered<ApiReply> {
+        let (id, phase) = (
+            entry.message.state.execution,
+            entry.message.state.phase.kind(),
+        );
+        let own = match self.change(asked, entry).await {
+            Ok(changed) => changed.own.map_err(|(refusal, _)| refusal),
+            Err(refusal) => Err(refusal),
+        };
+        let goes_on = !phase.can_be_retried() && !phase.is_terminal();
+        let mut reply = match own {
+            Ok(reply) => reply,
+            Err(Refusal::CannotRetry { name, why }) if goes_on => {
+                let found = self.retry_dependents(asked, id).await;
+                return match found {
+                    Ok(Some(count)) if count > 0 => Ok(ApiReply {
+                        message: format!(
+                            "{name} is {phase}; {count} that waited for it start again"
+                        ),
+                        ..ApiReply::default()
+                    }),
+                    Ok(_) => Err(Refusal::CannotRetry { name, why }),
+                    Err(error) => Err(error),
+                };
+            }
+            Err(refusal) => return Err(refusal),
+        };
+        // What waits for one that was held waits still.
+        if phase.is_terminal() {
+            reply.message += &match self.retry_dependents(asked, id).await {
+                Ok(Some(0)) => String::new(),
+                Ok(Some(count)) => format!("; so do {count} that waited for it"),
+                Ok(None) => "; there are too many ledgers to find those that waited for it: retry \
+                             them, or their batch"
+                    .to_owned(),
+                Err(error) => format!(
+                    "; those that waited for it were not found ({error}): the same request again \
+                     looks for them"
+                ),
+            };
+        }
+        Ok(reply)
+    }
+
     /// The events by which an execution starts again, from this boundary or from its last commit.
     pub(super) async fn retry_events(
         &self,
@@ -35,11 +91,17 @@ impl Api {
         if !phase.can_be_retried() {
             return Err(cannot(CannotRetry::Phase(phase)));
         }
-        if state.part_of().is_some() || !state.parts().is_empty() {
+        // The parts of a holder that has ended have ended with it. Those of one that is held go on.
+        let alone = state.part_of().is_none() && state.parts().is_empty();
+        if !alone && phase.is_terminal() {
             return Err(cannot(CannotRetry::Spread));
         }
-        let Ok(spec) = self.effects.submission_of(state).await else {
-            return Err(cannot(CannotRetry::NoSubmission));
+        let spec = match self.effects.submission_of(state).await {
+            Ok(spec) => spec,
+            Err(AppendError::Broker(error)) if is_gone(&error) => {
+                return Err(cannot(CannotRetry::NoSubmission));
+            }
+            Err(error) => return Err(error.into()),
         };
         let adjusted = state.adjusted.as_ref().and_then(|change| change.deadline);
         let deadline = adjusted.or(spec.deadline);
@@ -86,46 +148,31 @@ impl Api {
         Ok(stored.into_iter().find(|place| place.index == index))
     }
 
-    /// The boundaries whose σ lies in messages that the ledger still has, the newest first.
+    /// The boundaries on the way to the last one whose σ lies in messages that the ledger still has, the
+    /// newest first. What a step back has withdrawn is none of them.
     async fn places_of(&self, state: &ExecutionState) -> Answered<Vec<StatePlace>> {
         let broker = &self.effects.broker;
         let items = feed::of_execution(broker, &state.tenant, state.execution).await?;
-        let mut places: Vec<StatePlace> = Vec::new();
-        for item in items.iter().rev() {
-            let Ok(message) = item.message() else {
-                continue;
-            };
-            let Some(place) = &message.state.boundary else {
-                continue;
-            };
-            let known = places.iter().any(|known| known.index == place.index);
-            // An earlier σ in chunks has lost those that a later one does not share.
-            let carries = place.seq == Some(item.seq) && !store::is_large(place);
-            if carries && !known && place.index <= state.boundary_index() {
-                places.push(place.clone());
-            }
-        }
-        Ok(places)
+        let messages = items.iter().rev();
+        let places = messages.filter_map(|item| {
+            let state = item.message().ok()?.state;
+            Some((item.seq, state.boundary.clone()))
+        });
+        Ok(on_the_way(places))
     }
 
     async fn is_stored(&self, state: &ExecutionState, place: &StatePlace) -> Answered<bool> {
         let broker = &self.effects.broker;
-        let gone = |error: &BrokerError| {
-            matches!(
-                error,
-                BrokerError::Missing { .. } | BrokerError::Malformed { .. }
-            )
-        };
         if !store::is_large(place) {
             return match store::get_state(broker, state.execution, place).await {
                 Ok(_) => Ok(true),
-                Err(error) if gone(&error) => Ok(false),
+                Err(error) if is_gone(&error) => Ok(false),
                 Err(error) => Err(error.into()),
             };
         }
         let mut manifest = match store::manifest(broker, place).await {
             Ok(manifest) => manifest,
-            Err(error) if gone(&error) => return Ok(false),
+            Err(error) if is_gone(&error) => return Ok(false),
             Err(error) => return Err(error.into()),
         };
         let subject = subjects::chunk(&state.tenant, state.execution);
@@ -183,22 +230,13 @@ impl Api {
         };
         let deadline = Instant::now() + SEARCH;
         loop {
-            let next = tokio::time::timeout_at(deadline, unread.messages.next()).await;
-            let Ok(next) = next else {
-                return Ok(None);
+            let (seq, header) = match self.next_unread(tenant, &mut unread, deadline).await? {
+                Next::Message { seq, header } => (seq, header),
+                Next::Over => return Ok(Some(found)),
+                Next::NotYet => return Ok(None),
             };
-            let Some(message) = next else {
-                return Ok(Some(found));
-            };
-            let message = message.map_err(BrokerError::operation("search the ledgers"))?;
-            let Ok(info) = message.info() else { continue };
-            let (seq, pending) = (info.stream_sequence, info.pending);
-            let headers = message.headers.as_ref();
-            let header = headers.and_then(|h| h.get(subjects::EVENT_HEADER));
-            let header = header
-                .map(|h| h.as_str())
-                .filter(|h| h.contains("dependency"));
-            if let Some(message) = header.and_then(|h| LedgerMessage::decode(h, seq).ok())
+            if header.contains("dependency")
+                && let Ok(message) = LedgerMessage::decode(&header, seq)
                 && let Some(other) = vain(&message)
             {
                 found
@@ -206,11 +244,31 @@ impl Api {
                     .or_default()
                     .push(message.state.execution);
             }
-            if pending == 0 {
-                return Ok(Some(found));
-            }
         }
     }
+}
+
+/// Of the last boundaries that the messages of a ledger state, the newest message first, those that
+/// carry their own σ and were not withdrawn: progress goes back only where a step back says so.
+fn on_the_way(stated: impl Iterator<Item = (Sequence, Option<StatePlace>)>) -> Vec<StatePlace> {
+    let mut places: Vec<StatePlace> = Vec::new();
+    let mut reached = BoundaryIndex::MAX;
+    for (seq, place) in stated {
+        let index = place.as_ref().map_or(0, |place| place.index);
+        let stands = index <= reached;
+        reached = reached.min(index);
+        let Some(place) = place.filter(|_| stands) else {
+            continue;
+        };
+        let is_known = places
+            .last()
+            .is_some_and(|known| known.index == place.index);
+        // An earlier σ in chunks has lost those that a later one does not share.
+        if place.seq == Some(seq) && !store::is_large(&place) && !is_known {
+            places.push(place);
+        }
+    }
+    places
 }
 
 /// The execution for which this one waited in vain, if it failed for that.
@@ -222,4 +280,40 @@ fn vain(message: &LedgerMessage) -> Option<ExecutionId> {
         },
         _ => None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fiec_schemas::Digest;
+
+    #[test]
+    fn what_a_step_back_has_withdrawn_is_no_place_to_go_back_to() {
+        let place = |index, seq| {
+            Some(StatePlace {
+                index,
+                digest: Digest::of(b""),
+                bytes: 1,
+                seq: Some(seq),
+                ordinal: 1,
+            })
+        };
+        // 2, 4, 7, 8, back to 4, then 5 and 9; the last message repeats the last boundary.
+        let stated = [
+            (9, place(9, 8)),
+            (8, place(9, 8)),
+            (7, place(5, 7)),
+            (6, place(4, 2)),
+            (5, place(8, 5)),
+            (4, place(7, 4)),
+            (2, place(4, 2)),
+            (1, place(2, 1)),
+        ];
+        let found = on_the_way(stated.into_iter());
+        let indices: Vec<_> = found.iter().map(|place| place.index).collect();
+        assert_eq!(indices, [9, 5, 4, 2]);
+        // Back to the beginning.
+        let stated = [(3, place(1, 3)), (2, None), (1, place(6, 1))];
+        assert_eq!(on_the_way(stated.into_iter()).len(), 1);
+    }
 }

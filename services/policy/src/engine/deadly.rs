@@ -82,8 +82,9 @@ impl Policy {
         );
         let fault = Some(Box::new(Fault::WorkerDied));
         let stderr = String::new();
-        // The parts of a range have no life of their own.
-        let event = match self.spread.members.contains_key(&id) {
+        // A part of a range has no life of its own.
+        let member = self.spread.members.get(&id);
+        let event = match member.is_some_and(|member| member.spreading.part_of.is_some()) {
             true => Event::Failed {
                 reason,
                 stderr,

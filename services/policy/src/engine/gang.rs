@@ -230,6 +230,11 @@ impl Policy {
         members: &[ExecutionId],
         out: &mut Vec<Action>,
     ) -> Vec<ExecutionId> {
+        for id in members {
+            if self.hold_if_deadly(now, *id, &Cause::Initial, out) {
+                return vec![*id];
+            }
+        }
         let (before, mut placed, mut lacking) = (out.len(), Vec::new(), Vec::new());
         for id in members {
             let Some(e) = self.cluster.execution(*id) else {
@@ -246,8 +251,10 @@ impl Policy {
             let known = e.extra.as_ref().and_then(|x| x.cause.clone());
             let (mark, cause) = (out.len(), known.unwrap_or(cause));
             let kept = self.kept_from(*id);
+            let apart = self.apart_from(now, *id);
             let ask = Ask {
                 avoid: e.avoided(),
+                apart: &apart,
                 kept: kept.as_deref(),
                 // A member in a node's queue would start later than the others.
                 free_slot: true,

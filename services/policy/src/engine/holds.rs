@@ -128,6 +128,20 @@ impl Policy {
         }
     }
 
+    /// An execution starts again: those that are about to fail because of its end wait for it.
+    pub(super) fn wakes(&mut self, id: ExecutionId) {
+        for waiter in self.holds.failing.clone() {
+            let Some(held) = self.holds.held.get_mut(&waiter) else {
+                continue;
+            };
+            if let Some(in_vain) = held.fails.take_if(|vain| vain.awaited.id == id) {
+                held.after.push(in_vain.awaited);
+                self.holds.failing.remove(&waiter);
+                self.holds.waiters.entry(id).or_default().insert(waiter);
+            }
+        }
+    }
+
     pub(super) fn wait_if_pending(&mut self, id: ExecutionId) {
         let pending = self.cluster.execution(id);
         if pending.is_some_and(|e| e.stage == Stage::Pending && !e.is_appending()) {
@@ -375,7 +389,9 @@ impl Policy {
                 events: vec![Event::Failed {
                     reason: in_vain.words,
                     stderr: String::new(),
-                    fault: Some(Box::new(Fault::Dependency { id: in_vain.id })),
+                    fault: Some(Box::new(Fault::Dependency {
+                        id: in_vain.awaited.id,
+                    })),
                 }],
                 ticket: None,
             });

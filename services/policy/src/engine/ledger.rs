@@ -49,6 +49,11 @@ impl Policy {
             self.forget(id);
             return;
         }
+        if view.event(EventKind::Retried).is_some() && self.loaded {
+            // It begins anew: also what it waits for is looked up again.
+            self.forget(id);
+            self.wakes(id);
+        }
         let Some((stage, device)) = self.stage_of(now, view, writer) else {
             return;
         };

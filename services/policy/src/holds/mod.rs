@@ -127,7 +127,7 @@ pub struct Awaited {
 #[derive(Debug, Clone)]
 pub struct InVain {
     /// The dependency.
-    pub id: ExecutionId,
+    pub awaited: Awaited,
     /// What became of it, in words.
     pub words: String,
 }
@@ -155,11 +155,13 @@ impl Held {
             return false;
         };
         let (name, on) = (&self.after[at].name, self.after[at].on);
+        let awaited = self.after[at].clone();
+        let in_vain = |words| InVain { awaited, words };
         match (seen, on) {
             (Seen::Ended(Fate::Completed), _) | (Seen::Ended(_), AfterOutcome::Any) => {}
             (Seen::Ended(fate), AfterOutcome::Ok) => {
                 let words = format!("it waits for {name}, which {}", fate.in_words());
-                self.fails = Some(InVain { id, words });
+                self.fails = Some(in_vain(words));
             }
             (Seen::Vanished, AfterOutcome::Any) if old => {}
             (Seen::Vanished, AfterOutcome::Ok) if old => {
@@ -167,7 +169,7 @@ impl Held {
                     "it waits for {name}, of which nothing is known any more: it was refused, or it \
                      ended more than 30 days ago"
                 );
-                self.fails = Some(InVain { id, words });
+                self.fails = Some(in_vain(words));
             }
             (Seen::Lives | Seen::Vanished, _) => return false,
         }

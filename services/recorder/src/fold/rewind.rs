@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use fiec_schemas::{Epoch, Event, ExecutionState, InstanceId, NodeId, Timestamp};
+use fiec_schemas::{
+    Epoch, Event, ExecutionState, Fault, InstanceId, LedgerMessage, NodeId, Phase, Timestamp,
+};
 
 use super::{Message, Step};
 use crate::known::Tracked;
@@ -14,29 +16,67 @@ use crate::rows::{EventColumns, ExecutionRow, Rewind, Rows};
 pub(crate) fn stand(messages: Vec<Message>, at: Timestamp) -> Rows {
     let mut rows = Rows::default();
     for message in messages {
-        let state = Arc::unwrap_or_clone(message.message.state);
+        let LedgerMessage { events, state, .. } = message.message;
+        let state = Arc::unwrap_or_clone(state);
+        let columns = how_it_failed(&events, &state);
         rows.rewinds.push(Rewind {
             execution: state.execution,
             from: state.ordinal.saturating_add(1),
             epoch: state.epoch,
             at,
         });
+        let has_ended = state.phase.is_terminal();
         let place = state.boundary.clone();
-        rows.states
-            .extend(place.map(|place| (state.execution, place)));
+        match has_ended {
+            true => rows.finished.push(state.execution),
+            false => rows
+                .states
+                .extend(place.map(|place| (state.execution, place))),
+        }
         let tracked = Tracked {
             ordinal: state.ordinal,
             seq: message.seq,
-            digest: message.digest,
+            digest: message.digest.filter(|_| !has_ended),
             stored_at: message.stored_at,
             epoch: state.epoch,
             ..Tracked::default()
         };
-        let columns = EventColumns::default();
         let row = ExecutionRow::new(false, None, columns, &tracked, state);
         rows.executions.push(row);
     }
     rows
+}
+
+/// How an execution has failed that ended so, or is held.
+fn how_it_failed(events: &[Event], state: &ExecutionState) -> EventColumns {
+    let told = events.iter().rev().find_map(|event| match event {
+        Event::Failed {
+            reason,
+            stderr,
+            fault,
+        }
+        | Event::Held {
+            reason,
+            stderr,
+            fault,
+        } => Some((reason, stderr, fault.as_deref().map(Fault::kind))),
+        _ => None,
+    });
+    let mut columns = EventColumns::default();
+    match (told, &state.phase) {
+        (Some((reason, stderr, fault)), _) => {
+            columns.failure = Some(reason.clone());
+            columns.stderr_tail = Some(stderr.clone()).filter(|said| !said.is_empty());
+            columns.fault = fault;
+        }
+        // A message that only keeps what would drop out by its age.
+        (None, Phase::Held { reason, fault }) => {
+            columns.failure = Some(reason.clone());
+            columns.fault = *fault;
+        }
+        (None, _) => {}
+    }
+    columns
 }
 
 impl Step<'_> {

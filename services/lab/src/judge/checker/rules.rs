@@ -38,6 +38,9 @@ const OF_NODES: [&str; 8] = [
     "corrupt",
 ];
 
+/// Those that end a worker.
+const DEATHS: [&str; 3] = ["worker_died", "worker_panicked", "machine_out_of_memory"];
+
 /// Faults that are charged to what the nodes share.
 const OF_THE_INFRASTRUCTURE: [&str; 2] = ["data_lost", "broker"];
 
@@ -316,7 +319,10 @@ impl Fold {
             _ => &Value::Null,
         };
         let died = cause == "lost" && matches!(kind, "bound" | "yielded");
-        let of_node = OF_NODES.contains(&text(told, "is")) || died && self.phase == "started";
+        let is_started = self.phase == "started";
+        let is_end = matches!(kind, "failed" | "held");
+        let was_told = is_end && !is_started && DEATHS.contains(&text(told, "is"));
+        let of_node = OF_NODES.contains(&text(told, "is")) && !was_told || died && is_started;
         let shared = OF_THE_INFRASTRUCTURE.contains(&text(told, "is"));
         self.totals.node_faults += u64::from(of_node);
         self.totals.infrastructure_faults += u64::from(shared);

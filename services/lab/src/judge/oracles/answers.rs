@@ -100,6 +100,8 @@ pub fn judge(answers: &[Answer], ledgers: &BTreeMap<ExecutionId, Last>) -> Vec<V
             Said::Accepted | Said::Retried | Said::Unknown => {}
             // Until its next boundary, which may be far, the request stands in its ledger.
             Said::Paused if phase == PhaseKind::Paused || phase.is_terminal() => {}
+            // It failed before its next boundary.
+            Said::Paused if phase == PhaseKind::Held => {}
             Said::Paused if pauses && phase == PhaseKind::Started => {}
             Said::Paused => say("was said to be paused, and is not"),
             Said::Resumed if phase == PhaseKind::Paused => say("was resumed, and is paused"),
