@@ -20,7 +20,6 @@ use fiec_schemas::messages::LogStream;
 use fiec_schemas::{ExecutionId, Tenant};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
-use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -291,8 +290,7 @@ impl Spawner {
             (process.stderr.take().map(OwnedFd::from), LogStream::Stderr),
         ] {
             if let Some(pipe) = pipe {
-                let pipe = pipe::Receiver::from_owned_fd(pipe)?;
-                readers.push(tokio::spawn(logs.clone().follow(pipe, stream)));
+                readers.push(logs.follow(pipe, stream)?);
             }
         }
         Ok(Box::new(ChildProcess {
@@ -361,6 +359,7 @@ impl ChildProcess {
         for reader in &mut self.readers {
             let _ = tokio::time::timeout(Duration::from_millis(300), reader).await;
         }
+        self.logs.rest().await;
         let Some(pid) = Pid::from_raw(self.pid as i32) else {
             return Exit::Unknown("unknown exit".to_owned());
         };

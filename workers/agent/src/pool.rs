@@ -190,6 +190,7 @@ impl Pool {
     /// with the same device's context.
     pub fn give(&self, mut child: Child) {
         child.idle_since = Instant::now();
+        child.logs.idle();
         let mut idle = self.lock();
         let device = child.context.clone();
         idle.push_back(child);

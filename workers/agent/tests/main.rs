@@ -14,6 +14,7 @@ mod devices;
 mod entrusted;
 mod large_states;
 mod last_messages;
+mod logs;
 mod missing_states;
 mod outage;
 mod outage_of_data;
