@@ -1,0 +1,122 @@
+//! What programs print, as people read it: also a follower that was stopped.
+
+use crate::stage;
+use crate::stage::{Lab, until, workers};
+use fiec_schemas::messages::{LogLine, LogStream};
+use fiec_schemas::{ExecutionId, NodeId, Timestamp, subjects};
+use futures_util::TryStreamExt as _;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+
+/// Publishes lines of an execution as its worker does, by number.
+async fn print(lab: &Lab, id: ExecutionId, lines: std::ops::Range<u64>) {
+    let subject = subjects::log(&lab.tenant, id);
+    for number in lines {
+        let text = format!("line {number:05}");
+        let line = LogLine {
+            at: Timestamp::now(),
+            node: NodeId::new("n1").unwrap(),
+            epoch: 1,
+            stream: LogStream::Stdout,
+            boundary: 0,
+            offset: Some(number * (text.len() as u64 + 1)),
+            line: text,
+            part: false,
+            dropped: None,
+        };
+        let body = serde_json::to_vec(&line).unwrap();
+        let client = &lab.broker.client;
+        client.publish(subject.clone(), body.into()).await.unwrap();
+    }
+    lab.broker.client.flush().await.unwrap();
+}
+
+/// Deletes the readers of the log stream, as the broker does if they are silent for a minute.
+async fn forget_readers(lab: &Lab) {
+    let stream = lab
+        .broker
+        .js
+        .get_stream(subjects::LOG_STREAM)
+        .await
+        .unwrap();
+    let names: Vec<String> = stream.consumer_names().try_collect().await.unwrap();
+    assert!(!names.is_empty(), "the follower has a consumer");
+    for name in names {
+        stream.delete_consumer(&name).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_stopped_follower_catches_up_or_says_what_it_missed() {
+    const BEFORE: u64 = 10;
+    const MEANWHILE: u64 = 12_000;
+    const BYTES: u64 = "line 00000\n".len() as u64;
+    let mut lab = Lab::start(workers(1)).await;
+    let long = json!({"capsules": 1_000_000, "rest_us": 1_000, "state_bytes": 64});
+    let id = lab.publish("long", "synthetic@1", &long).await;
+    lab.journal.computing(id, 1).await;
+    print(&lab, id, 0..BEFORE).await;
+    let mut follower = lab.command(&["logs", "long", "-f"]).spawn().unwrap();
+    let pid = Pid::from_raw(follower.id().unwrap().try_into().unwrap()).unwrap();
+    let mut lines = BufReader::new(follower.stdout.take().unwrap()).lines();
+    let mut shown = Vec::new();
+    while shown.len() < BEFORE as usize {
+        let line = tokio::time::timeout(stage::PATIENCE, lines.next_line()).await;
+        shown.push(line.unwrap().unwrap().expect("a line before the stop"));
+    }
+    kill_process(pid, Signal::STOP).unwrap();
+    print(&lab, id, BEFORE..BEFORE + MEANWHILE).await;
+    until("the stream has the lines", async || {
+        let stream = lab.broker.js.get_stream(subjects::LOG_STREAM).await.ok()?;
+        let info = stream.get_info().await.ok()?;
+        (info.state.last_sequence == BEFORE + MEANWHILE).then_some(())
+    })
+    .await;
+    forget_readers(&lab).await;
+    kill_process(pid, Signal::CONT).unwrap();
+    let reader = tokio::spawn(async move {
+        while let Some(line) = lines.next_line().await.unwrap() {
+            shown.push(line);
+        }
+        shown
+    });
+    // And a broker that goes away and comes back.
+    lab.servers.nats.restart().await.unwrap();
+    let all = BEFORE + MEANWHILE + BEFORE;
+    until("the stream takes lines again", async || {
+        let stream = lab.broker.js.get_stream(subjects::LOG_STREAM).await.ok()?;
+        stream.get_info().await.ok()
+    })
+    .await;
+    print(&lab, id, BEFORE + MEANWHILE..all).await;
+    until("the execution is cancelled", async || {
+        (lab.fiec(&["cancel", "long"]).await.code == 0).then_some(())
+    })
+    .await;
+    lab.journal.ended(id, "cancelled").await;
+    let ended = tokio::time::timeout(stage::PATIENCE, follower.wait_with_output()).await;
+    let ended = ended
+        .expect("the follower ends with the execution")
+        .unwrap();
+    assert!(ended.status.success(), "{ended:?}");
+    let shown = reader.await.unwrap();
+    let is_line = |line: &&String| line.contains(" stdout: line ");
+    let count = shown.iter().filter(is_line).count() as u64;
+    let missing: u64 = shown.iter().filter_map(|line| missing(line)).sum();
+    assert_eq!(
+        count * BYTES + missing,
+        all * BYTES,
+        "{count} lines, {missing} bytes are missing"
+    );
+    assert!(missing > 0, "the stream keeps fewer lines");
+    let last = format!("line {:05}", all - 1);
+    assert!(shown.last().unwrap().ends_with(&last), "{:?}", shown.last());
+    lab.end().await;
+}
+
+/// The number in "(N bytes are missing)".
+fn missing(line: &str) -> Option<u64> {
+    let (_, rest) = line.split_once(" stdout: (")?;
+    rest.strip_suffix(" bytes are missing)")?.parse().ok()
+}
