@@ -1,13 +1,60 @@
-//! What programs print, as people read it: also a follower that was stopped.
+//! What programs print, as people read it: bytes that are no text, and a follower that was stopped.
 
 use crate::stage;
 use crate::stage::{Lab, until, workers};
+use fiec_lab::cluster::ClusterOptions;
 use fiec_schemas::messages::{LogLine, LogStream};
 use fiec_schemas::{ExecutionId, NodeId, Timestamp, subjects};
 use futures_util::TryStreamExt as _;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
+
+/// A cluster whose one node runs every package.
+async fn lab(slots: u32) -> Lab {
+    Lab::start(ClusterOptions {
+        worker_args: [stage::slots(slots), stage::args(&["--allow-program", "*"])].concat(),
+        ..workers(1)
+    })
+    .await
+}
+
+/// Runs a shell script by `state_dir`.
+async fn script(lab: &Lab, id: &str, script: &str) -> ExecutionId {
+    let folder = lab.path(id);
+    std::fs::create_dir(&folder).unwrap();
+    let manifest = json!({"entry": ["sh", "./run.sh"], "protocol": "state_dir"});
+    std::fs::write(folder.join("fiec.json"), manifest.to_string()).unwrap();
+    std::fs::write(folder.join("run.sh"), script).unwrap();
+    let program = format!("{id}@1");
+    let path = folder.display().to_string();
+    lab.fiec(&["program", "push", &program, &path])
+        .await
+        .expect(0);
+    lab.publish(id, &program, &json!({})).await
+}
+
+#[tokio::test]
+async fn bytes_that_are_no_text_come_back() {
+    let lab = lab(1).await;
+    let id = script(&lab, "bytes", "printf 'a\\200\\377\\0\\033[31m\\nend'\n").await;
+    lab.journal.ended(id, "completed").await;
+    let raw = lab
+        .command(&["logs", "bytes", "--raw"])
+        .output()
+        .await
+        .unwrap();
+    assert_eq!(raw.stdout, b"a\x80\xff\0\x1b[31m\nend", "{raw:?}");
+    assert!(raw.status.success() && raw.stderr.is_empty(), "{raw:?}");
+    let human = lab.fiec(&["logs", "bytes"]).await.expect(0).stdout;
+    assert!(
+        human.contains(": a\\x80\\xff\\u0000\\u001b[31m\n") && human.ends_with(": end\n"),
+        "{human:?}"
+    );
+    let json = lab.fiec(&["logs", "bytes", "--json"]).await.expect(0);
+    assert_eq!(json.json_lines()[0]["bytes"], "YYD/ABtbMzFt");
+    lab.end().await;
+}
 
 /// Publishes lines of an execution as its worker does, by number.
 async fn print(lab: &Lab, id: ExecutionId, lines: std::ops::Range<u64>) {
@@ -23,6 +70,7 @@ async fn print(lab: &Lab, id: ExecutionId, lines: std::ops::Range<u64>) {
             offset: Some(number * (text.len() as u64 + 1)),
             line: text,
             part: false,
+            bytes: None,
             dropped: None,
         };
         let body = serde_json::to_vec(&line).unwrap();
@@ -52,7 +100,7 @@ async fn a_stopped_follower_catches_up_or_says_what_it_missed() {
     const BEFORE: u64 = 10;
     const MEANWHILE: u64 = 12_000;
     const BYTES: u64 = "line 00000\n".len() as u64;
-    let mut lab = Lab::start(workers(1)).await;
+    let mut lab = lab(1).await;
     let long = json!({"capsules": 1_000_000, "rest_us": 1_000, "state_bytes": 64});
     let id = lab.publish("long", "synthetic@1", &long).await;
     lab.journal.computing(id, 1).await;

@@ -276,6 +276,9 @@ pub struct LogLine {
     pub boundary: BoundaryIndex,
     /// The text, at most 8 KiB, without the line feed at its end.
     pub line: String,
+    /// The text in base64, if it is not UTF-8. `line` then has U+FFFD for what is no text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<String>,
     /// No line feed follows the text: the line goes on in the next piece of this stream.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub part: bool,

@@ -7,10 +7,13 @@ mod pieces;
 mod state;
 mod thread;
 
+use std::borrow::Cow;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use fiec_broker::{Broker, leader};
 use fiec_schemas::limits::STDERR_TAIL_LIMIT;
@@ -320,9 +323,14 @@ impl Logs {
     }
 
     fn message(&self, source: &Source, boundary: BoundaryIndex, piece: &Piece) -> Option<Sent> {
+        let mut coded = None;
         let (line, part, dropped) = match &piece.content {
             Content::Text { bytes, part } => {
-                (String::from_utf8_lossy(bytes).into_owned(), *part, None)
+                let line = String::from_utf8_lossy(bytes);
+                if let Cow::Owned(_) = &line {
+                    coded = Some(BASE64_STANDARD.encode(bytes));
+                }
+                (line.into_owned(), *part, None)
             }
             Content::Dropped(dropped) => {
                 let (lines, bytes) = (dropped.lines, dropped.bytes);
@@ -340,6 +348,7 @@ impl Logs {
             stream: piece.stream,
             boundary,
             line,
+            bytes: coded,
             part,
             offset: Some(piece.offset),
             dropped,

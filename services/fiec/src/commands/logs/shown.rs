@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use fiec_schemas::messages::{LogLine, LogStream};
 use fiec_schemas::{Epoch, NodeId};
 
@@ -66,7 +68,12 @@ impl Shown {
         let mut bytes = Vec::new();
         let mut notices = Vec::new();
         if line.dropped.is_none() {
-            bytes.extend(line.line.as_bytes());
+            // A text in which something is no base64 stays as it is.
+            let coded = line.bytes.as_ref();
+            match coded.and_then(|coded| BASE64_STANDARD.decode(coded).ok()) {
+                Some(decoded) => bytes.extend(decoded),
+                None => bytes.extend(line.line.as_bytes()),
+            }
             bytes.extend((!line.part).then_some(b'\n'));
         }
         if let Some(offset) = line.offset {
@@ -98,7 +105,7 @@ impl Shown {
         );
         let mut said = String::new();
         for notice in &text.notices {
-            said.push_str(&self.finish());
+            said.push_str(self.finish());
             let _ = writeln!(said, "{start}{notice}");
         }
         if line.dropped.is_some() {
@@ -120,13 +127,13 @@ impl Shown {
             None => false,
         };
         if !goes_on {
-            said.push_str(&self.finish());
+            said.push_str(self.finish());
             said.push_str(&start);
         }
         said.push_str(&readable(bytes));
         self.open = Some((source, returned));
         if ends {
-            said.push_str(&self.finish());
+            said.push_str(self.finish());
         }
         said
     }
