@@ -1,4 +1,7 @@
-//! What programs print, as people read it: bytes that are no text, and a follower that was stopped.
+//! What programs print, as people read it: bytes that are no text, a follower that was stopped, and a
+//! program that prints without an end.
+
+use std::time::{Duration, Instant};
 
 use crate::stage;
 use crate::stage::{Lab, until, workers};
@@ -7,7 +10,7 @@ use fiec_schemas::messages::{LogLine, LogStream};
 use fiec_schemas::{ExecutionId, NodeId, Timestamp, subjects};
 use futures_util::TryStreamExt as _;
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 /// A cluster whose one node runs every package.
@@ -167,4 +170,75 @@ async fn a_stopped_follower_catches_up_or_says_what_it_missed() {
 fn missing(line: &str) -> Option<u64> {
     let (_, rest) = line.split_once(" stdout: (")?;
     rest.strip_suffix(" bytes are missing)")?.parse().ok()
+}
+
+/// Of a process's memory, what is its own now, in bytes.
+fn resident(pid: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"))
+        .unwrap();
+    let kib: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
+    kib * 1024
+}
+
+#[tokio::test]
+async fn a_gigabyte_of_output_slows_no_neighbour() {
+    const FLOOD: u64 = 1_000_000_000;
+    /// Longest time between two commits of the neighbour, on a machine whose cores are all busy.
+    const PAUSE: Duration = Duration::from_secs(3);
+    let mut lab = lab(2).await;
+    let steady = json!({"capsules": 1_000_000, "rest_us": 10_000, "state_bytes": 64});
+    let line = json!({"id": "steady", "program": "synthetic@1", "params": steady,
+        "commit": {"every": 1}});
+    let steady = lab.publish_json(&line).await;
+    lab.journal.computing(steady, 5).await;
+    let worker = lab.worker(&NodeId::new("n1").unwrap()).pid();
+    let before = resident(worker);
+    let words = format!("yes \"$(printf '%099d' 0)\" | head -c {FLOOD}\necho; echo end\n");
+    let flood = script(&lab, "flood", &words).await;
+    lab.journal.computing(flood, 0).await;
+    let (mut last, mut since) = (0, Instant::now());
+    let (mut longest, mut most) = (Duration::ZERO, 0);
+    let end = Instant::now() + stage::PATIENCE * 4;
+    loop {
+        assert!(Instant::now() < end, "the flood does not end");
+        let reply = lab.fiec(&["status", "steady", "--json"]).await.expect(0);
+        let reply: Value = serde_json::from_str(&reply.stdout).unwrap();
+        let index = reply["state"]["boundary"]["index"].as_u64().unwrap();
+        if index > last {
+            (last, since) = (index, Instant::now());
+        }
+        longest = longest.max(since.elapsed());
+        most = most.max(resident(worker));
+        let flood = lab.fiec(&["status", "flood", "--json"]).await.expect(0);
+        let flood: Value = serde_json::from_str(&flood.stdout).unwrap();
+        if flood["state"]["phase"].to_string().contains("completed") {
+            break;
+        }
+    }
+    assert!(longest < PAUSE, "no commit for {longest:?}");
+    let grown = most.saturating_sub(before);
+    assert!(grown < 20 << 20, "the worker has grown by {grown} bytes");
+    // What is not shown is counted.
+    let raw = lab.command(&["logs", "flood", "--raw"]).output().await;
+    let raw = raw.unwrap();
+    let notices = String::from_utf8(raw.stderr).unwrap();
+    let missing: u64 = notices.lines().filter_map(told).sum();
+    assert_eq!(
+        raw.stdout.len() as u64 + missing,
+        FLOOD + "\nend\n".len() as u64,
+        "{notices}"
+    );
+    assert!(raw.stdout.ends_with(b"\nend\n"));
+    lab.fiec(&["cancel", "steady"]).await.expect(0);
+    lab.journal.ended(steady, "cancelled").await;
+    lab.end().await;
+}
+
+/// The bytes that a notice counts.
+fn told(notice: &str) -> Option<u64> {
+    let (before, _) = notice.split_once(" bytes ")?;
+    before.rsplit([' ', '(']).next()?.parse().ok()
 }
