@@ -1,15 +1,21 @@
 //! What programs print: every byte is stored, or told as dropped, before their end is.
 
-use std::time::Duration;
+use std::io::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::common::{PATIENCE, Running, World, poll};
+use crate::outage_of_data::Stopped;
 use crate::packages::{of_any_program, of_python, tar};
+use async_nats::jetstream::consumer::{AckPolicy, pull};
 use base64::Engine as _;
+use fiec_agent::logs::Logs;
 use fiec_broker::store;
-use fiec_schemas::messages::ControlRequest;
+use fiec_schemas::messages::{ControlRequest, LogStream};
 use fiec_schemas::package::Manifest;
 use fiec_schemas::trust::Segment;
-use fiec_schemas::{ExecutionId, Submission, Timestamp, subjects};
+use fiec_schemas::{ExecutionId, NodeId, Submission, Timestamp, subjects};
 use futures_util::StreamExt as _;
 use serde_json::{Value, json};
 
@@ -25,36 +31,51 @@ struct Stored {
     dropped: Option<(u64, u64)>,
 }
 
-/// The pieces of an execution that are stored now.
-async fn stored(world: &World, id: ExecutionId) -> Vec<Stored> {
-    let stream = world.broker.js.get_stream(subjects::LOG_STREAM).await;
-    let stream = stream.unwrap();
-    let subject = subjects::log(&world.tenant, id);
-    let last = stream.get_info().await.unwrap().state.last_sequence;
-    let mut all = Vec::new();
-    for seq in 1..=last {
-        let Ok(message) = stream.get_raw_message(seq).await else {
-            continue;
-        };
-        if message.subject.as_str() == subject {
-            let piece: Value = serde_json::from_slice(&message.payload).unwrap();
-            let coded = piece["bytes"].as_str();
-            let decode = |coded| base64::prelude::BASE64_STANDARD.decode(coded).unwrap();
-            let text = || piece["line"].as_str().unwrap().as_bytes().to_vec();
-            let dropped = &piece["dropped"];
-            all.push(Stored {
-                at: serde_json::from_value(piece["at"].clone()).unwrap(),
-                stream: piece["stream"].as_str().unwrap().to_owned(),
-                bytes: coded.map_or_else(text, decode),
-                part: piece["part"] == true,
-                offset: piece["offset"].as_u64().unwrap_or(0),
-                dropped: dropped
-                    .is_object()
-                    .then(|| (number(&dropped["lines"]), number(&dropped["bytes"]))),
-            });
+impl Stored {
+    fn new(payload: &[u8]) -> Self {
+        let piece: Value = serde_json::from_slice(payload).unwrap();
+        let coded = piece["bytes"].as_str();
+        let decode = |coded| base64::prelude::BASE64_STANDARD.decode(coded).unwrap();
+        let text = || piece["line"].as_str().unwrap().as_bytes().to_vec();
+        let dropped = &piece["dropped"];
+        Self {
+            at: serde_json::from_value(piece["at"].clone()).unwrap(),
+            stream: piece["stream"].as_str().unwrap().to_owned(),
+            bytes: coded.map_or_else(text, decode),
+            part: piece["part"] == true,
+            offset: piece["offset"].as_u64().unwrap_or(0),
+            dropped: dropped
+                .is_object()
+                .then(|| (number(&dropped["lines"]), number(&dropped["bytes"]))),
         }
     }
-    all
+}
+
+/// The pieces of an execution that are stored now.
+async fn stored(world: &World, id: ExecutionId) -> Vec<Stored> {
+    let config = pull::Config {
+        ack_policy: AckPolicy::None,
+        filter_subject: subjects::log(&world.tenant, id),
+        ..Default::default()
+    };
+    let js = &world.broker.js;
+    let consumer = js.create_consumer_on_stream(config, subjects::LOG_STREAM);
+    let consumer = consumer.await.unwrap();
+    let there = usize::try_from(consumer.cached_info().num_pending).unwrap();
+    if there == 0 {
+        return Vec::new();
+    }
+    let messages = consumer.fetch().max_messages(there).messages().await;
+    let messages = messages
+        .unwrap()
+        .map(|message| message.unwrap().payload.clone());
+    let mut messages: Vec<_> = messages.collect().await;
+    // A worker that is not sure that its last message is stored publishes it again.
+    messages.dedup();
+    messages
+        .iter()
+        .map(|message| Stored::new(message))
+        .collect()
 }
 
 fn number(value: &Value) -> u64 {
@@ -308,4 +329,65 @@ async fn a_drop_at_the_end_is_told_in_lines_and_bytes() {
     assert_eq!(lines + dropped.0, 3_000);
     assert_eq!(text.len() as u64 + dropped.1, written.len() as u64);
     agent.leave().await;
+}
+
+/// A program that prints lines until it is told to stop. Returns the bytes that it has written, and
+/// its longest wait.
+fn printing(
+    mut pipe: std::fs::File,
+    stop: Arc<AtomicBool>,
+) -> std::thread::JoinHandle<(u64, Duration)> {
+    std::thread::spawn(move || {
+        let line = [&[b'x'; 999][..], b"\n"].concat();
+        let (mut written, mut longest) = (0, Duration::ZERO);
+        while !stop.load(Ordering::Relaxed) {
+            let since = Instant::now();
+            pipe.write_all(&line).unwrap();
+            longest = longest.max(since.elapsed());
+            written += line.len() as u64;
+            // Over the budget, and slow enough for a machine that does other things.
+            std::thread::sleep(Duration::from_micros(500));
+        }
+        (written, longest)
+    })
+}
+
+#[tokio::test]
+async fn a_broker_that_reads_nothing_blocks_no_program_and_the_loss_is_counted() {
+    /// Enough to fill the socket and the queue of the connection in about a second.
+    const PROGRAMS: usize = 12;
+    const STOPPED: Duration = Duration::from_secs(8);
+    const WAIT: Duration = Duration::from_secs(4);
+    let world = World::start().await;
+    let stop = Arc::new(AtomicBool::new(false));
+    let node = NodeId::new("n1").unwrap();
+    let mut programs = Vec::new();
+    for _ in 0..PROGRAMS {
+        let logs = Logs::new(&world.broker, &node);
+        let (ours, theirs) = rustix::pipe::pipe().unwrap();
+        logs.follow(ours, LogStream::Stdout).unwrap();
+        let id = ExecutionId(uuid::Uuid::now_v7());
+        logs.serve(&world.tenant, id, 1, 0, [0, 0]);
+        programs.push((logs, id, printing(theirs.into(), stop.clone())));
+    }
+    let stopped = Stopped::now(&world);
+    tokio::time::sleep(STOPPED).await;
+    stop.store(true, Ordering::Relaxed);
+    let mut ended = Vec::new();
+    for (logs, id, program) in programs {
+        let (written, longest) = program.join().unwrap();
+        assert!(longest < WAIT, "a program has waited for {longest:?}");
+        ended.push((logs, id, written));
+    }
+    drop(stopped);
+    for (logs, id, written) in ended {
+        logs.rest().await;
+        let what = format!("{written} bytes of {id} are stored or counted");
+        let dropped = poll(&what, async || {
+            let (text, dropped) = read(&stored(&world, id).await, "stdout");
+            (text.len() as u64 + dropped.1 == written).then_some(dropped.1)
+        })
+        .await;
+        assert!(dropped > 0, "nothing was dropped");
+    }
 }
