@@ -9,6 +9,7 @@ mod container;
 mod containers;
 mod dense;
 mod device;
+mod environment;
 mod frozen_children;
 mod last_messages;
 mod local;

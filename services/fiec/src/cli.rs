@@ -90,7 +90,7 @@ pub enum Command {
     /// Restore ledgers that the broker has lost, from PostgreSQL
     Repair(repair::RepairArgs),
     /// Run a worker agent
-    Worker(serve::WorkerArgs),
+    Worker(Box<serve::WorkerArgs>),
     /// Run a policy service; several can run at once
     Policy(serve::PolicyArgs),
     /// Run the recorder, which folds the ledgers into PostgreSQL
@@ -258,7 +258,7 @@ async fn run(command: Command, global: &Global) -> anyhow::Result<Outcome> {
         Command::Doctor => doctor::run(global, Vec::new()).await,
         Command::Setup(args) => serve::setup(args, global).await,
         Command::Repair(args) => repair::repair(args, global).await,
-        Command::Worker(args) => serve::worker(args, global).await,
+        Command::Worker(args) => serve::worker(*args, global).await,
         Command::Policy(args) => serve::policy(args, global).await,
         Command::Recorder(args) => serve::recorder(args, global).await,
         Command::Device(args) => device::run(&args, global),

@@ -54,7 +54,10 @@ pub async fn run(args: UpArgs, json: bool) -> anyhow::Result<Outcome> {
     let steps = Steps::new(json);
     let mut worker_args = vec!["--slots".to_owned(), args.slots.to_string()];
     // The servers ask for a password that only this user can read. So only this user can push.
-    worker_args.extend(["--allow-program".to_owned(), "*".to_owned()]);
+    for option in ["--allow-program", "--allow-image"] {
+        worker_args.extend([option.to_owned(), "*".to_owned()]);
+    }
+    worker_args.push("--allow-network".to_owned());
     if let Some(limit) = &args.memory_limit {
         worker_args.extend(["--memory-limit".to_owned(), limit.clone()]);
     }

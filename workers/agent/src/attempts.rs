@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use fiec_broker::{BrokerError, Tip, store};
 use fiec_kit::frames::{self, Order, Run};
+use fiec_kit::room::Room;
 use fiec_kit::start::{NotStarted, is_by_env};
 use fiec_schemas::event::ExecutionState;
 use fiec_schemas::limits::{self, REASON_LIMIT};
@@ -212,7 +213,7 @@ impl Runner {
                 return Box::pin(self.died(child)).await;
             }
             // It died while idle. A fresh child has served nobody.
-            child = match Box::pin(pool.fresh(&key, package.as_ref())).await {
+            child = match Box::pin(pool.fresh(&key, package.as_ref(), device.as_deref())).await {
                 Ok(child) => child,
                 Err(error) => return Box::pin(self.not_started(error)).await,
             };
@@ -245,6 +246,8 @@ impl Runner {
         let logs = &child.logs;
         logs.serve(&state.tenant, execution, self.epoch, 0, self.printed);
         let grant = first_grant(&self.shared, state, &self.spec);
+        // Runs are given ahead to built-in programs only.
+        child.link.make(Room::of(None, &grant));
         self.shared.grants.note(state.execution, &grant);
         self.given = Some(grant);
         self.heard = Heard::NotYet;

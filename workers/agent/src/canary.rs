@@ -329,7 +329,7 @@ async fn compute(shared: &Arc<Shared>, substrate: &str) -> Result<Value, Ended> 
     let mut child = taken.map_err(|error| machine(&error))?;
     if child.order(&order, &[]).await.is_err() {
         // The child died while it was idle.
-        let fresh = shared.pool.fresh(&key, None).await;
+        let fresh = shared.pool.fresh(&key, None, None).await;
         child = fresh.map_err(|error| machine(&error))?;
         child.order(&order, &[]).await.map_err(|e| machine(&e))?;
     }

@@ -1,24 +1,27 @@
 //! Child processes. One thread that lives as long as the agent starts them, because the
-//! parent-death signal is tied to the starting thread. Each child has its own process group, a
-//! socket pair and two pipes. Dropping a [`Child`] ends its whole group.
+//! parent-death signal is tied to the starting thread. Each child has a socket pair and two pipes. A
+//! package that speaks frames runs under a keeper. Dropping a [`Child`] ends all its processes.
 
-use std::ffi::{CStr, OsString};
+use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::net::Shutdown;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::PathBuf;
+use std::process::{self, Command, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use fiec_kit::frames::{
     DATA_DIR_ENV, FrameError, INPUT_DIRS_ENV, Order, RUN_FOLDER_ENV, SOCKET_ENV,
 };
+use fiec_kit::launch::{self, Kind, Rules, Said};
+use fiec_kit::room::Room;
 use fiec_kit::simulated::SIMULATED_DEVICES_ENV;
 use fiec_kit::start::NotStarted;
 use fiec_schemas::messages::LogStream;
 use fiec_schemas::{ExecutionId, Tenant};
-use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -29,43 +32,107 @@ use crate::endings::Exit;
 use crate::leftovers;
 use crate::link::Link;
 use crate::logs::Logs;
+use crate::options::Options;
 use crate::packages::Package;
+use crate::reaper::Reaper;
 
-/// Most queued requests to start or reap a child.
+/// Most queued requests to start a child.
 const TASKS: usize = 1_024;
+/// A keeper that has not started its program in this time is ended.
+const STARTS_WITHIN: Duration = Duration::from_secs(10);
+/// How often and how long a child that has closed its socket is awaited.
+const ROUNDS: usize = 100;
+const ROUND: Duration = Duration::from_millis(5);
 const SOCKET_BUFFER: usize = 4 << 20;
 
 struct Raw {
-    process: std::process::Child,
+    body: Body,
+    stdout: Option<OwnedFd>,
+    stderr: Option<OwnedFd>,
     /// The agent's end of the pair.
-    socket: std::os::unix::net::UnixStream,
+    socket: UnixStream,
 }
 
-enum Task {
-    /// Fork and execute on one thread that lives as long as the agent. The kernel ties a child's
-    /// death signal to the thread that forked it.
-    Spawn(Launch, oneshot::Sender<io::Result<Raw>>),
-    /// Wait for a killed child, which may take a moment.
-    Reap(std::process::Child),
+/// The process of a child.
+#[derive(Debug)]
+enum Body {
+    /// The agent's own program, the leader of its group.
+    Own(process::Child),
+    /// A package's own process, whose parent is its keeper.
+    Kept {
+        /// The keeper.
+        keeper: process::Child,
+        /// Its control socket, which it ends with.
+        control: UnixStream,
+        /// The program.
+        pid: u32,
+    },
 }
+
+impl Body {
+    fn pid(&self) -> u32 {
+        match self {
+            Self::Own(process) => process.id(),
+            Self::Kept { pid, .. } => *pid,
+        }
+    }
+
+    /// The process from which all others of this child descend.
+    fn root(&self) -> u32 {
+        match self {
+            Self::Own(process)
+            | Self::Kept {
+                keeper: process, ..
+            } => process.id(),
+        }
+    }
+
+    fn kill(&self) {
+        match self {
+            Self::Own(process) => {
+                // It is not reaped yet, so its process id and its group's id are still its own.
+                if let Some(group) = Pid::from_raw(process.id().cast_signed()) {
+                    let _ = rustix::process::kill_process_group(group, Signal::KILL);
+                }
+            }
+            // The keeper ends all that it keeps.
+            Self::Kept { control, .. } => drop(control.shutdown(Shutdown::Write)),
+        }
+    }
+}
+
+/// A child to start, with the place for the answer.
+type Task = (Launch, oneshot::Sender<io::Result<Raw>>);
 
 /// A process to start.
 #[derive(Debug, Clone)]
 struct Launch {
     /// Program and arguments.
     command: Vec<String>,
-    /// The folder that it runs in. None means the agent's.
-    folder: Option<PathBuf>,
+    /// Whose code it runs.
+    who: Who,
 }
 
-/// Variables of the agent's environment that programs must not see: the servers' addresses and
-/// credentials.
-const OWN_ENVIRONMENT: [&str; 3] = ["FIEC_NATS_URL", "FIEC_NATS_CREDS", "FIEC_DATABASE_URL"];
+#[derive(Debug, Clone)]
+enum Who {
+    /// The agent's own.
+    Own,
+    /// That of a package which speaks frames.
+    Package {
+        /// The command of its keeper.
+        keeper: String,
+        /// Its folder, in which it runs.
+        folder: PathBuf,
+        /// The device that it sees.
+        device: Option<String>,
+    },
+}
 
-/// Starts and reaps children.
+/// Starts children.
 #[derive(Debug, Clone)]
 pub struct Spawner {
     tasks: mpsc::SyncSender<Task>,
+    reaper: Reaper,
     command: Vec<String>,
     run_dir: PathBuf,
 }
@@ -99,16 +166,21 @@ pub struct ChildProcess {
     pub spent: bool,
     /// The device whose context it holds while it is idle.
     pub context: Option<String>,
+    /// The device that a package's own process sees.
+    pub sees: Option<String>,
     /// The processors that it is confined to. Empty means the worker's own.
     confined: Vec<u32>,
-    pid: u32,
-    process: Option<std::process::Child>,
+    body: Option<Body>,
     readers: Vec<JoinHandle<()>>,
     spawner: Spawner,
 }
 
-/// Folders that children receive in their environment.
-struct Folders {
+/// What all children of a node start from.
+struct Ground {
+    /// The rules for programs.
+    rules: Rules,
+    /// A file of simulated devices, instead of the machine's own.
+    device_file: Option<PathBuf>,
     /// The input folders, in the form that children read.
     inputs: OsString,
     /// The first of them.
@@ -117,13 +189,13 @@ struct Folders {
     marks: PathBuf,
 }
 
-impl Folders {
-    fn new(inputs: &[PathBuf], run_dir: &Path) -> io::Result<Self> {
+impl Ground {
+    fn new(options: &Options) -> io::Result<Self> {
         let named = |folder: &PathBuf, error: &dyn std::fmt::Display| {
             io::Error::other(format!("input folder {}: {error}", folder.display()))
         };
         let mut all = Vec::new();
-        for folder in inputs {
+        for folder in &options.input_dirs {
             // Resolved, because children of packages run in folders of their own.
             let real = folder
                 .canonicalize()
@@ -131,9 +203,12 @@ impl Folders {
             std::env::join_paths([&real]).map_err(|error| named(folder, &error))?;
             all.push(real);
         }
-        let marks = std::path::absolute(run_dir.join("marks"))?;
+        let marks = std::path::absolute(options.run_dir.join("marks"))?;
         std::fs::create_dir_all(&marks)?;
+        let device_file = options.device_file.as_ref();
         Ok(Self {
+            rules: options.launch.clone(),
+            device_file: device_file.map(std::path::absolute).transpose()?,
             inputs: std::env::join_paths(&all).map_err(io::Error::other)?,
             first_input: all.into_iter().next(),
             marks,
@@ -141,20 +216,8 @@ impl Folders {
     }
 }
 
-/// How much sooner than its worker the kernel ends a program when memory is short, from 0 to 1,000.
-const EXPENDABLE: i32 = 500;
-const OOM_SCORE: &CStr = c"/proc/self/oom_score_adj";
-
-/// What a program's `oom_score_adj` is to be: not less than this process's own.
-fn expendable() -> String {
-    let own = std::fs::read_to_string("/proc/self/oom_score_adj").unwrap_or_default();
-    let own: i32 = own.trim().parse().unwrap_or(0);
-    own.max(EXPENDABLE).to_string()
-}
-
-#[allow(unsafe_code)]
-fn start(launch: &Launch, folders: &Folders, device_file: Option<&Path>) -> io::Result<Raw> {
-    let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
+fn start(launch: &Launch, ground: &Ground) -> io::Result<Raw> {
+    let (ours, theirs) = UnixStream::pair()?;
     for socket in [&ours, &theirs] {
         // As much as the system grants: the default is small for a σ of megabytes.
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(socket, SOCKET_BUFFER);
@@ -163,56 +226,87 @@ fn start(launch: &Launch, folders: &Folders, device_file: Option<&Path>) -> io::
         .command
         .split_first()
         .ok_or_else(|| io::Error::other("the child command is empty"))?;
-    let fd = theirs.as_raw_fd();
-    let parent = rustix::process::getpid();
-    let expendable = expendable();
-    let mut command = Command::new(program);
+    let (mut command, control) = match &launch.who {
+        Who::Own => {
+            let mut command = Command::new(program);
+            command.stdin(Stdio::null()).process_group(0);
+            (command, None)
+        }
+        Who::Package { keeper, .. } => {
+            let (control, theirs) = UnixStream::pair()?;
+            let mut command = Command::new(keeper);
+            command.args([launch::KEEPER, program]);
+            command.stdin(OwnedFd::from(theirs));
+            (command, Some(control))
+        }
+    };
     command
         .args(arguments)
-        .env(SOCKET_ENV, fd.to_string())
-        .env(INPUT_DIRS_ENV, &folders.inputs)
-        .env(RUN_FOLDER_ENV, &folders.marks)
-        .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .process_group(0);
-    match &folders.first_input {
-        Some(folder) => command.env(DATA_DIR_ENV, folder),
-        None => command.env_remove(DATA_DIR_ENV),
+        .stderr(Stdio::piped());
+    let kind = match &launch.who {
+        Who::Own => {
+            ground.rules.prepare_own(&mut command);
+            command.env(RUN_FOLDER_ENV, &ground.marks);
+            if let Some(file) = &ground.device_file {
+                command.env(SIMULATED_DEVICES_ENV, file);
+            }
+            Kind::Own
+        }
+        Who::Package { folder, device, .. } => {
+            ground.rules.prepare(&mut command, device.as_deref());
+            command.current_dir(folder);
+            Kind::Keeper
+        }
     };
-    if let Some(file) = device_file {
-        command.env(SIMULATED_DEVICES_ENV, file);
+    command
+        .env(SOCKET_ENV, theirs.as_raw_fd().to_string())
+        .env(INPUT_DIRS_ENV, &ground.inputs);
+    if let Some(folder) = &ground.first_input {
+        command.env(DATA_DIR_ENV, folder);
     }
-    for name in OWN_ENVIRONMENT {
-        command.env_remove(name);
-    }
-    if let Some(folder) = &launch.folder {
-        command.current_dir(folder);
-    }
-    // SAFETY: between fork and exec only system calls are made, and nothing is allocated. `fd` is
-    // open in the child, since `theirs` lives until the process was started.
-    unsafe {
-        command.pre_exec(move || {
-            let fd = std::os::fd::BorrowedFd::borrow_raw(fd);
-            rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())?;
-            rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-            // The parent may have died before the call above.
-            if rustix::process::getppid() != Some(parent) {
-                return Err(io::Error::from(io::ErrorKind::BrokenPipe));
-            }
-            // Refused only where it may not be raised, and then it is as high already.
-            if let Ok(file) = rustix::fs::open(OOM_SCORE, OFlags::WRONLY, Mode::empty()) {
-                let _ = rustix::io::write(&file, expendable.as_bytes());
-            }
-            Ok(())
-        });
-    }
-    let process = command.spawn()?;
+    let mut process = launch::spawn(&mut command, &ground.rules, kind, Some(theirs.as_fd()))?;
+    // It holds its own ends of the pairs.
+    drop((command, theirs));
+    let stdout = process.stdout.take().map(OwnedFd::from);
+    let stderr = process.stderr.take().map(OwnedFd::from);
+    let body = match control {
+        None => Body::Own(process),
+        Some(control) => kept(process, control)?,
+    };
     ours.set_nonblocking(true)?;
     Ok(Raw {
-        process,
+        body,
+        stdout,
+        stderr,
         socket: ours,
     })
+}
+
+/// Waits until a keeper has started its program. If it has not, the keeper ends by itself.
+fn kept(mut keeper: process::Child, control: UnixStream) -> io::Result<Body> {
+    control.set_read_timeout(Some(STARTS_WITHIN))?;
+    let said = Said::read(&control).and_then(|said| match said {
+        Said::Started { pid } => Ok(pid),
+        Said::NotStarted { errno } => Err(io::Error::from_raw_os_error(errno)),
+        Said::Ended { .. } => Err(io::Error::other("a program's keeper ended it at once")),
+    });
+    match said {
+        Ok(pid) => {
+            control.set_nonblocking(true)?;
+            Ok(Body::Kept {
+                keeper,
+                control,
+                pid,
+            })
+        }
+        Err(error) => {
+            drop(control);
+            let _ = keeper.kill();
+            let _ = keeper.wait();
+            Err(error)
+        }
+    }
 }
 
 impl Spawner {
@@ -220,75 +314,70 @@ impl Spawner {
     ///
     /// # Errors
     /// When the thread cannot be started.
-    pub fn new(
-        command: Vec<String>,
-        input_dirs: &[PathBuf],
-        run_dir: PathBuf,
-        device_file: Option<PathBuf>,
-    ) -> io::Result<Self> {
-        let folders = Folders::new(input_dirs, &run_dir)?;
-        let device_file = device_file.map(std::path::absolute).transpose()?;
+    pub fn new(options: &Options) -> io::Result<Self> {
+        let ground = Ground::new(options)?;
         let (tasks, inbox) = mpsc::sync_channel(TASKS);
         std::thread::Builder::new()
             .name("fiec-spawn".to_owned())
             .spawn(move || {
-                for task in inbox {
-                    match task {
-                        Task::Spawn(launch, reply) => {
-                            drop(reply.send(start(&launch, &folders, device_file.as_deref())));
-                        }
-                        Task::Reap(mut process) => drop(process.wait()),
-                    }
+                for (launch, reply) in inbox {
+                    let reply: oneshot::Sender<_> = reply;
+                    drop(reply.send(start(&launch, &ground)));
                 }
             })?;
         Ok(Self {
             tasks,
-            command,
-            run_dir,
+            reaper: Reaper::new()?,
+            command: options.child_command.clone(),
+            run_dir: options.run_dir.clone(),
         })
     }
 
     /// Starts a child, which reports `ready` by itself. A package that speaks frames runs as its
-    /// own process, in its folder. Any other program runs in the agent's own child.
+    /// own process, in its folder, and sees only this device. Any other program runs in the agent's
+    /// own child.
     ///
     /// # Errors
     /// When the command cannot be run.
     pub async fn spawn(
         &self,
         package: Option<&Arc<Package>>,
+        device: Option<&str>,
         logs: Logs,
     ) -> Result<Child, NotStarted> {
         let own = package.and_then(|p| Some((p.command()?, p.told.folder.clone())));
+        let folder = own.as_ref().map(|(_, folder)| folder.clone());
+        let sees = device.filter(|_| own.is_some()).map(str::to_owned);
         let launch = match own {
             Some((command, folder)) => Launch {
                 command,
-                folder: Some(folder),
+                who: Who::Package {
+                    keeper: self.command.first().cloned().unwrap_or_default(),
+                    folder,
+                    device: sees.clone(),
+                },
             },
             None => Launch {
                 command: self.command.clone(),
-                folder: None,
+                who: Who::Own,
             },
         };
         let command = launch.command.first().cloned().unwrap_or_default();
-        let folder = launch.folder.clone();
         let (reply, answer) = oneshot::channel();
         let gone = || io::Error::other("the starting thread has ended");
-        let task = Task::Spawn(launch, reply);
-        self.tasks.send(task).map_err(|_| gone())?;
+        self.tasks.send((launch, reply)).map_err(|_| gone())?;
         let Raw {
-            mut process,
+            body,
+            stdout,
+            stderr,
             socket,
         } = answer
             .await
             .map_err(|_| gone())?
             .map_err(|error| NotStarted::of(&command, folder.as_deref(), &error))?;
-        let pid = process.id();
-        leftovers::note(&self.run_dir, pid);
+        leftovers::note(&self.run_dir, body.pid());
         let mut readers = Vec::new();
-        for (pipe, stream) in [
-            (process.stdout.take().map(OwnedFd::from), LogStream::Stdout),
-            (process.stderr.take().map(OwnedFd::from), LogStream::Stderr),
-        ] {
+        for (pipe, stream) in [(stdout, LogStream::Stdout), (stderr, LogStream::Stderr)] {
             if let Some(pipe) = pipe {
                 readers.push(logs.follow(pipe, stream)?);
             }
@@ -304,9 +393,9 @@ impl Spawner {
             ahead: Ahead::default(),
             spent: false,
             context: None,
+            sees,
             confined: Vec::new(),
-            pid,
-            process: Some(process),
+            body: Some(body),
             readers,
             spawner: self.clone(),
         }))
@@ -316,7 +405,15 @@ impl Spawner {
 impl ChildProcess {
     /// Process id.
     pub fn pid(&self) -> u32 {
-        self.pid
+        self.body.as_ref().map_or(0, Body::pid)
+    }
+
+    /// Whether the program has left other processes: they may belong to its last run.
+    pub fn has_left_others(&self) -> bool {
+        match &self.body {
+            Some(Body::Kept { keeper, pid, .. }) => launch::has_left_others(keeper.id(), *pid),
+            _ => false,
+        }
     }
 
     /// Confines the child and its descendants to these processors. Empty means the worker's own. A
@@ -327,17 +424,25 @@ impl ChildProcess {
         }
         // Set even if the call fails half-way, because the old confinement no longer holds.
         self.confined = cpus.to_vec();
-        if let Err(error) = affinity::confine(self.pid, cpus) {
+        let root = self.body.as_ref().map_or(0, Body::root);
+        if let Err(error) = affinity::confine(root, cpus) {
             tracing::warn!(%error, ?cpus, "a program cannot be confined to its processors");
         }
     }
 
-    /// Sends an order. If the child does not read it in time, the child is ended: a part of the
-    /// order may have arrived.
+    /// Sends an order, and makes room for the reports that may follow. If the child does not read it
+    /// in time, the child is ended: a part of the order may have arrived.
     ///
     /// # Errors
     /// When the child is gone.
     pub async fn order(&mut self, order: &Order, body: &[u8]) -> Result<(), FrameError> {
+        match order {
+            Order::Run(run) => self.link.make(Room::of(run.package.as_ref(), &run.grant)),
+            Order::Reconfigure { grant } | Order::Unpark { grant: Some(grant) } => {
+                self.link.widen(grant);
+            }
+            _ => {}
+        }
         let sent = self.link.send(order, body).await;
         if matches!(&sent, Err(FrameError::Io(error)) if error.kind() == io::ErrorKind::TimedOut) {
             tracing::warn!("the child took nothing for long and is ended");
@@ -346,10 +451,10 @@ impl ChildProcess {
         sent
     }
 
-    /// Kills it and its whole group, stopped or not. [`Child::autopsy`] says how it ended.
+    /// Kills all its processes, stopped or not. [`Child::autopsy`] says how it ended.
     pub fn kill(&self) {
-        if let Some(group) = Pid::from_raw(self.pid as i32) {
-            let _ = rustix::process::kill_process_group(group, Signal::KILL);
+        if let Some(body) = &self.body {
+            body.kill();
         }
     }
 
@@ -360,15 +465,18 @@ impl ChildProcess {
             let _ = tokio::time::timeout(Duration::from_millis(300), reader).await;
         }
         self.logs.rest().await;
-        let Some(pid) = Pid::from_raw(self.pid as i32) else {
-            return Exit::Unknown("unknown exit".to_owned());
+        let process = match &self.body {
+            Some(Body::Own(process)) => process,
+            Some(Body::Kept { control, .. }) => return exit_of_kept(control).await,
+            None => return Exit::Unknown("unknown exit".to_owned()),
         };
+        let pid = Pid::from_child(process);
         // NOWAIT: it is reaped when it is dropped, after its group was killed.
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        for _ in 0..100 {
+        for _ in 0..ROUNDS {
             match rustix::process::waitid(WaitId::Pid(pid), options) {
                 Ok(Some(status)) => return Exit::from(&status),
-                Ok(None) => tokio::time::sleep(Duration::from_millis(5)).await,
+                Ok(None) => tokio::time::sleep(ROUND).await,
                 Err(error) => return Exit::Unknown(error.to_string()),
             }
         }
@@ -376,16 +484,40 @@ impl ChildProcess {
     }
 }
 
+/// How a kept program ended, as its keeper says. Longer waits are for what does not end.
+async fn exit_of_kept(control: &UnixStream) -> Exit {
+    for _ in 0..ROUNDS {
+        match Said::read(control) {
+            Ok(Said::Ended {
+                status: Some(status),
+                ..
+            }) => return Exit::Status(status),
+            Ok(Said::Ended {
+                signal: Some(signal),
+                ..
+            }) => return Exit::Signal(signal),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                tokio::time::sleep(ROUND).await;
+            }
+            Ok(_) => return Exit::Killed,
+            Err(error) => return Exit::Unknown(error.to_string()),
+        }
+    }
+    Exit::Killed
+}
+
 impl Drop for ChildProcess {
     fn drop(&mut self) {
-        if let Some(process) = self.process.take() {
-            // It is not reaped yet, so its process id and its group's id are still its own.
-            self.kill();
-            let _ = self.spawner.tasks.send(Task::Reap(process));
+        if let Some(body) = self.body.take() {
+            leftovers::forget(&self.spawner.run_dir, body.pid());
+            // Its sockets are closed now. It ends its program's processes, and then itself.
+            match body {
+                Body::Own(process) => self.spawner.reaper.take(process),
+                Body::Kept { keeper, .. } => self.spawner.reaper.take(keeper),
+            }
         }
         for reader in &self.readers {
             reader.abort();
         }
-        leftovers::forget(&self.spawner.run_dir, self.pid);
     }
 }

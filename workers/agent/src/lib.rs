@@ -25,6 +25,7 @@ pub mod canary;
 pub mod capsules;
 pub mod child_process;
 pub mod claim;
+pub mod containers;
 pub mod control;
 pub mod data;
 pub mod devices;
@@ -55,6 +56,7 @@ mod park;
 mod pending_order;
 pub mod pool;
 mod prepare;
+mod reaper;
 pub mod replies;
 mod reserve;
 pub mod revocation;
@@ -221,13 +223,7 @@ impl Agent {
             .map_err(machine("cannot use the node's key"))?;
         descriptor.identity = Some(identity);
         let key = Arc::new(key);
-        let spawner = Spawner::new(
-            options.child_command.clone(),
-            &options.input_dirs,
-            options.run_dir.clone(),
-            options.device_file.clone(),
-        )
-        .map_err(machine("cannot start a thread"))?;
+        let spawner = Spawner::new(&options).map_err(machine("cannot start a thread"))?;
         let contexts = options.warm_contexts + 1;
         let kept = if options.warm {
             let devices = descriptor.substrates.iter().filter(|s| s.is_device());

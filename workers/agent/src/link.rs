@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use fiec_kit::frames::{self, FrameError, Order, PREFIX_BYTES, Report};
+use fiec_kit::room::Room;
+use fiec_schemas::package::Grant;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
 const READ_AHEAD: usize = 64 * 1024;
 /// A child that accepts nothing for this long is stopped, or does not read its orders.
 const TAKES_WITHIN: Duration = Duration::from_secs(60);
-const GROWTH: usize = 64 << 20;
 
 /// A connection with a child.
 #[derive(Debug)]
@@ -20,6 +21,8 @@ pub struct Link {
     buffer: BytesMut,
     /// A head whose body has not arrived in full.
     awaiting: Option<(Report, usize)>,
+    /// The room of the present run.
+    room: Room,
 }
 
 impl Link {
@@ -29,7 +32,18 @@ impl Link {
             stream,
             buffer: BytesMut::with_capacity(READ_AHEAD),
             awaiting: None,
+            room: Room::NONE,
         }
+    }
+
+    /// Makes room for the reports of a run.
+    pub fn make(&mut self, room: Room) {
+        self.room = room;
+    }
+
+    /// Another grant holds for the present run.
+    pub fn widen(&mut self, grant: &Grant) {
+        self.room = self.room.widened_to(grant);
     }
 
     fn take(&mut self) -> Result<Option<(Report, Bytes)>, FrameError> {
@@ -42,6 +56,7 @@ impl Link {
                 return Ok(None);
             };
             let report = frames::parse(text)?;
+            self.room.admits(&report, body)?;
             let body = usize::try_from(body).map_err(std::io::Error::other)?;
             drop(self.buffer.split_to(PREFIX_BYTES + head));
             self.awaiting = Some((report, body));
@@ -59,17 +74,19 @@ impl Link {
     /// Returns the next report with its body, or none once the child is gone.
     ///
     /// # Errors
-    /// When bytes are no frame.
+    /// When bytes are no frame, or announce a report that has no room. No byte of its body is read
+    /// then.
     pub async fn next(&mut self) -> Result<Option<(Report, Bytes)>, FrameError> {
         loop {
             if let Some(found) = self.take()? {
                 return Ok(Some(found));
             }
-            let missing = self
-                .awaiting
-                .as_ref()
-                .map_or(0, |(_, body)| body - self.buffer.len());
-            self.buffer.reserve(missing.clamp(READ_AHEAD, GROWTH));
+            // A body gets its memory once.
+            let missing = match &self.awaiting {
+                Some((_, body)) => body - self.buffer.len(),
+                None => READ_AHEAD,
+            };
+            self.buffer.reserve(missing);
             match self.stream.read_buf(&mut self.buffer).await {
                 Ok(0) => return Ok(None),
                 Ok(_) => {}
@@ -122,5 +139,47 @@ mod tests {
         let mut link = Link::new(ours);
         let sent = link.send(&Order::Cancel, &vec![0; 16 << 20]).await;
         assert!(matches!(sent, Err(FrameError::Io(error)) if error.kind() == ErrorKind::TimedOut));
+    }
+
+    #[tokio::test]
+    async fn a_body_gets_its_memory_once_and_none_without_room() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut link = Link::new(ours);
+        let report = |bytes: u64| Report::Completed {
+            result: serde_json::Value::Null,
+            capsules: 1,
+            computing_since: fiec_schemas::Timestamp::now(),
+            computed_until: fiec_schemas::Timestamp::now(),
+            outputs: vec![frames::Made {
+                name: "o".to_owned(),
+                digest: None,
+                bytes,
+            }],
+            emits: Vec::new(),
+        };
+        let grant = Grant {
+            memory_bytes: Some(64 << 20),
+            ..Grant::default()
+        };
+        link.make(Room::of(None, &grant));
+        let whole = 48u64 << 20;
+        let writer = tokio::spawn(async move {
+            let head = frames::head(&report(whole), whole).unwrap();
+            theirs.write_all(&head).await.unwrap();
+            theirs.write_all(&vec![7; whole as usize]).await.unwrap();
+            let over = 65u64 << 20;
+            let head = frames::head(&report(over), over).unwrap();
+            theirs.write_all(&head).await.unwrap();
+            theirs
+        });
+        let (_, body) = link.next().await.unwrap().unwrap();
+        assert_eq!(body, vec![7; whole as usize]);
+        let over = link.next().await;
+        assert!(matches!(over, Err(FrameError::NoRoom(_))), "{over:?}");
+        assert!(link.buffer.capacity() <= 2 * READ_AHEAD);
+        drop((link, writer.await.unwrap()));
+        let body = body.try_into_mut().unwrap();
+        let most = whole as usize + 2 * READ_AHEAD;
+        assert!(body.capacity() <= most, "{} bytes", body.capacity());
     }
 }

@@ -46,6 +46,8 @@ pub struct Options {
     pub shard: u16,
     /// Folders of inputs. Parameters may name files in them and no others. None by default.
     pub input_dirs: Vec<PathBuf>,
+    /// What the programs of packages see and may do.
+    pub launch: fiec_kit::launch::Rules,
     /// Folder where the agent notes its children, so that a later agent can end orphans. It must
     /// belong to this user alone. See [`crate::run_dir`] for the default.
     pub run_dir: PathBuf,
@@ -80,6 +82,8 @@ pub struct Options {
     /// Patterns of the programs beyond the built-in ones that may run here, e.g. `train@*`; none
     /// by default.
     pub allow_programs: Vec<String>,
+    /// What their containers may have.
+    pub containers: crate::containers::Containers,
     /// Folder of the cache of packages and data, for this node alone. `cache` in the run folder by
     /// default.
     pub cache_dir: Option<PathBuf>,
@@ -122,6 +126,7 @@ impl Options {
             thresholds: default_thresholds(),
             shard: 0,
             input_dirs: Vec::new(),
+            launch: fiec_kit::launch::Rules::default(),
             run_dir,
             http: None,
             heartbeat: Duration::from_secs(1),
@@ -136,6 +141,7 @@ impl Options {
             drain_deadline: Duration::from_secs(30),
             cancel_grace: Duration::from_secs(2),
             allow_programs: Vec::new(),
+            containers: crate::containers::Containers::default(),
             cache_dir: None,
             cache_limit: 8 << 30,
             threads: None,

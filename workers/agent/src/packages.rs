@@ -19,6 +19,7 @@ use fiec_schemas::programs;
 use tokio::sync::OnceCell;
 
 use crate::cache::{Cache, Fetched, Held, Kind, NotCached};
+use crate::containers::Containers;
 use crate::unpack::unpack;
 
 /// Program records that are remembered. A version never changes.
@@ -76,22 +77,14 @@ impl Package {
         Some(command)
     }
 
-    /// Checks a report against the manifest. Returns the limit that it exceeds.
+    /// Checks that the manifest declares a report's outputs. Returns the first that it does not.
     pub fn breaks(&self, report: &Report) -> Option<String> {
         let (program, manifest) = (&self.told.program, self.manifest());
-        let (bytes, outputs) = match report {
-            Report::Boundary(boundary) => (boundary.bytes, &boundary.outputs),
-            Report::Completed { outputs, .. } => (0, outputs),
+        let outputs = match report {
+            Report::Boundary(boundary) => &boundary.outputs,
+            Report::Completed { outputs, .. } => outputs,
             _ => return None,
         };
-        if let Some(limit) = manifest.limits.state_bytes
-            && bytes > limit
-        {
-            return Some(format!(
-                "limit state_bytes: σ has {bytes} bytes, and the manifest of {program} allows \
-                 {limit}"
-            ));
-        }
         let undeclared = outputs.iter().find(|o| !manifest.declares(&o.name))?;
         Some(format!(
             "limit outputs: {program} made the output {:?}, which its manifest does not declare \
@@ -128,6 +121,8 @@ pub struct Packages {
     broker: Broker,
     cache: Arc<Cache>,
     allowed: Vec<String>,
+    /// What the containers of programs may have.
+    containers: Containers,
     /// Set once a container engine has answered.
     engine: OnceCell<()>,
     records: Mutex<HashMap<String, ProgramRecord>>,
@@ -141,11 +136,17 @@ pub fn offered(allowed: &[String]) -> Vec<String> {
 
 impl Packages {
     /// Packages that one of the patterns allows.
-    pub fn new(broker: &Broker, cache: Arc<Cache>, allowed: Vec<String>) -> Self {
+    pub fn new(
+        broker: &Broker,
+        cache: Arc<Cache>,
+        allowed: Vec<String>,
+        containers: Containers,
+    ) -> Self {
         Self {
             broker: broker.clone(),
             cache,
             allowed,
+            containers,
             engine: OnceCell::new(),
             records: Mutex::default(),
         }
@@ -172,6 +173,9 @@ impl Packages {
 
     async fn package(&self, program: &str) -> Result<Program, NotCached> {
         let record = self.record(program).await?;
+        if let Some(reason) = self.containers.refuse(&record.manifest) {
+            return Err(NotCached(format!("{program}: {reason}")));
+        }
         if record.manifest.image.is_some() {
             self.engine(program).await?;
         }

@@ -75,6 +75,8 @@ impl Pool {
             // more than that.
             let other = child.context.is_some() && !holds && !own;
             match &child.key {
+                // What a package's own process sees is settled when it starts.
+                Some(_) if own && child.sees.as_deref() != device => None,
                 Some(of) if of == key => match child.prepared_for {
                     Some(prepared) => (prepared == execution).then_some(Fit::Prepared),
                     None if holds => Some(Fit::Known),
@@ -109,7 +111,7 @@ impl Pool {
         let own = package.is_some_and(|p| p.command().is_some());
         let mut child = match self.find(key, execution, own, device) {
             Some(child) => child,
-            None => self.spawner.spawn(package, (self.logs)()).await?,
+            None => self.spawner.spawn(package, device, (self.logs)()).await?,
         };
         child.confine(&[]);
         child.key = Some(key.clone());
@@ -126,15 +128,16 @@ impl Pool {
         &self,
         key: &Key,
         package: Option<&Arc<Package>>,
+        device: Option<&str>,
     ) -> Result<Child, NotStarted> {
-        let mut child = self.spawner.spawn(package, (self.logs)()).await?;
+        let mut child = self.spawner.spawn(package, device, (self.logs)()).await?;
         child.key = Some(key.clone());
         Ok(child)
     }
 
     /// Starts a new idle child.
     pub async fn warm(&self) {
-        match self.spawner.spawn(None, (self.logs)()).await {
+        match self.spawner.spawn(None, None, (self.logs)()).await {
             Ok(child) => self.give(child),
             Err(error) => tracing::warn!(%error, "cannot start a child ahead of time"),
         }
@@ -146,7 +149,7 @@ impl Pool {
         let there = self.lock().iter().filter(|child| new(child)).count();
         for _ in there..count.min(self.contexts) {
             let heated = async {
-                let mut child = self.spawner.spawn(None, (self.logs)()).await?;
+                let mut child = self.spawner.spawn(None, None, (self.logs)()).await?;
                 let device = device.to_owned();
                 let order = Order::Heat { device };
                 let sent = child.order(&order, &[]).await;
@@ -188,7 +191,11 @@ impl Pool {
 
     /// Takes a child back. Over a limit the oldest is ended: over the limit of all, or of those
     /// with the same device's context.
+    /// One that has left processes behind is ended with them: the next run is another's.
     pub fn give(&self, mut child: Child) {
+        if child.has_left_others() {
+            return;
+        }
         child.idle_since = Instant::now();
         child.logs.idle();
         let mut idle = self.lock();

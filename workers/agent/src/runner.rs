@@ -238,6 +238,10 @@ impl Runner {
                 Input::Report(Ok(Some((report, body)))) => self.report(report, body).await,
                 // Rare branches are boxed: this future is created for each execution.
                 Input::Report(Ok(None)) => Box::pin(self.lost(Loss::Ended)).await,
+                Input::Report(Err(FrameError::NoRoom(over))) => {
+                    let reason = format!("{}: {over}", self.spec.program);
+                    Box::pin(self.fail_now(Fault::Limit, reason)).await;
+                }
                 Input::Report(Err(error)) => {
                     Box::pin(self.lost(Loss::Unreadable(error.to_string()))).await;
                 }

@@ -281,7 +281,12 @@ impl Shared {
         let allowed = options.allow_programs.clone();
         let parked = options.parked.unwrap_or(options.slots);
         Self {
-            packages: Packages::new(&broker, Arc::clone(&cache), allowed),
+            packages: Packages::new(
+                &broker,
+                Arc::clone(&cache),
+                allowed,
+                options.containers.clone(),
+            ),
             data: Data::new(&broker, Arc::clone(&cache)),
             cache,
             devices: Devices::of(&resources.substrates),

@@ -234,7 +234,7 @@ async fn give(
 ) -> Result<Child, String> {
     for fresh in [false, true] {
         let taken = if fresh {
-            shared.pool.fresh(key, package).await
+            shared.pool.fresh(key, package, None).await
         } else {
             shared.pool.take(key, execution, package, None).await
         };

@@ -413,6 +413,7 @@ fn agent_process() {
         options.child_command = vec![env!("CARGO_BIN_EXE_fiec-agent-child").to_owned()];
         options.run_dir = std::env::var_os("FIEC_TEST_RUN_DIR").unwrap().into();
         (options.cgroup, options.devices) = (false, false);
+        options.allow_programs = vec!["*".to_owned()];
         let broker = Broker::connect(ConnectOptions::new(url, "p1"))
             .await
             .unwrap();
@@ -422,17 +423,22 @@ fn agent_process() {
     });
 }
 
-#[tokio::test]
-async fn a_killed_agent_leaves_no_orphan() {
-    let world = World::start().await;
-    let options = world.options("p1");
-    let mut process = std::process::Command::new(std::env::current_exe().unwrap())
+/// An agent `p1` of its own process, with the run folder of these options.
+pub fn as_a_process(world: &World, options: &Options) -> std::process::Child {
+    std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "agent::agent_process", "--ignored"])
         .env("FIEC_TEST_URL", world.servers.nats_url())
         .env("FIEC_TEST_RUN_DIR", &options.run_dir)
         .stdout(std::process::Stdio::null())
         .spawn()
-        .unwrap();
+        .unwrap()
+}
+
+#[tokio::test]
+async fn a_killed_agent_leaves_no_orphan() {
+    let world = World::start().await;
+    let options = world.options("p1");
+    let mut process = as_a_process(&world, &options);
     let node = NodeId::new("p1").unwrap();
     let descriptor = poll("the agent", async || world.descriptor(&node).await).await;
     let to = fiec_schemas::messages::Destination {

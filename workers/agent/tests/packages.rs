@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::common::{Running, World, poll, result};
 use bytes::Bytes;
 use fiec_agent::cache::Cache;
+use fiec_agent::containers::Containers;
 use fiec_agent::data::Data;
 use fiec_agent::packages::{Packages, Program};
 use fiec_broker::{registry, store};
@@ -155,7 +156,12 @@ async fn a_package_is_fetched_once_and_a_bad_one_is_refused_and_leaves_nothing()
     let world = World::start().await;
     let folder = world.folder.path().join("cache");
     let cache = cache(&folder);
-    let packages = Packages::new(&world.broker, cache.clone(), vec!["x*@1".to_owned()]);
+    let packages = Packages::new(
+        &world.broker,
+        cache.clone(),
+        vec!["x*@1".to_owned()],
+        Containers::default(),
+    );
     assert!(matches!(
         packages.find("cg@1").await.unwrap(),
         Program::BuiltIn

@@ -61,6 +61,13 @@ pub fn child_main_with(devices: Arc<dyn Devices>) -> ExitCode {
         return ExitCode::from(2);
     }
     foreign::own_orphans();
+    let watched = socket.try_clone().and_then(foreign::end_with_socket);
+    if let Err(error) = watched {
+        eprintln!(
+            "fiec child: the end of its agent will not be noticed while it computes: {error}"
+        );
+        return ExitCode::from(2);
+    }
     let inputs = inputs_of_environment().with_devices(simulated::in_place_of(devices));
     match serve(socket, inputs) {
         Ok(()) => ExitCode::SUCCESS,

@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::reserve::{Reserve, Reserved};
+use crate::room::NoRoom;
 pub use crate::shares::{Merge, Shares};
 
 /// Names the descriptor of the socket in a child's environment.
@@ -382,6 +383,17 @@ pub enum FrameError {
         /// The limit.
         limit: u64,
     },
+    /// More bytes than the run has room for.
+    #[error(transparent)]
+    NoRoom(#[from] NoRoom),
+    /// A body that its report does not describe.
+    #[error("a body of {body} bytes where the report describes {described}")]
+    Body {
+        /// The length in the prefix.
+        body: u64,
+        /// Bytes of σ and outputs that the report describes.
+        described: u64,
+    },
     /// A head of no known form.
     #[error("frame with a head that cannot be read: {0}")]
     Head(#[from] serde_json::Error),
@@ -481,7 +493,18 @@ const WHOLE_BYTES: u64 = 1 << 20;
 ///
 /// # Errors
 /// When the bytes are no frame, or the socket fails.
-pub fn read<T: DeserializeOwned>(mut from: impl Read) -> Result<Option<(T, Vec<u8>)>, FrameError> {
+pub fn read<T: DeserializeOwned>(from: impl Read) -> Result<Option<(T, Vec<u8>)>, FrameError> {
+    read_if(from, |_, _| Ok(()))
+}
+
+/// As [`read`]. `admits` sees the message and the length of its body before the body is read.
+///
+/// # Errors
+/// Those of [`read`] and of `admits`.
+pub fn read_if<T: DeserializeOwned>(
+    mut from: impl Read,
+    admits: impl FnOnce(&T, u64) -> Result<(), FrameError>,
+) -> Result<Option<(T, Vec<u8>)>, FrameError> {
     let mut prefix = [0; PREFIX_BYTES];
     let found = loop {
         match from.read(&mut prefix) {
@@ -496,6 +519,7 @@ pub fn read<T: DeserializeOwned>(mut from: impl Read) -> Result<Option<(T, Vec<u
     let mut text = vec![0; head];
     from.read_exact(&mut text)?;
     let message = parse(&text)?;
+    admits(&message, body)?;
     // Allocate the first bytes at once; then the buffer grows with the bytes that arrive.
     let mut bytes = vec![0; body.min(WHOLE_BYTES) as usize];
     from.read_exact(&mut bytes)?;

@@ -10,6 +10,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use fiec_schemas::ids::NodeId;
@@ -391,14 +392,28 @@ fn arrange_v2(own: &Path) -> Result<(PathBuf, PathBuf), CgroupError> {
 
 /// Counts the processes that neither run this executable nor descend from one that does.
 fn foreign(pids: &BTreeSet<u32>) -> usize {
-    let exe = |pid: u32| fs::read_link(format!("/proc/{pid}/exe")).ok();
-    let own = fs::read_link("/proc/self/exe").ok();
+    let own = fs::read_link("/proc/self/exe");
+    let is_like_this = |pid: u32| match (fs::read_link(format!("/proc/{pid}/exe")), &own) {
+        (Ok(exe), Ok(own)) => exe == *own,
+        // Services hide from other processes of their user, but not their name and owner.
+        (Err(error), _) if error.kind() == io::ErrorKind::PermissionDenied => {
+            let this = std::process::id();
+            name_and_owner(pid).is_some_and(|found| Some(found) == name_and_owner(this))
+        }
+        _ => false,
+    };
     let ours = |pid: u32| {
         std::iter::successors(Some(pid), |p| parent_of(*p).filter(|p| *p > 1))
             .take(64)
-            .any(|p| p == std::process::id() || (own.is_some() && exe(p) == own))
+            .any(|p| p == std::process::id() || is_like_this(p))
     };
     pids.iter().filter(|pid| !ours(**pid)).count()
+}
+
+fn name_and_owner(pid: u32) -> Option<(String, u32)> {
+    let folder = format!("/proc/{pid}");
+    let name = fs::read_to_string(format!("{folder}/comm")).ok()?;
+    Some((name, fs::metadata(folder).ok()?.uid()))
 }
 
 #[cfg(test)]

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use fiec_agent::containers::{Containers, ImagePrefix};
 use fiec_broker::topology;
+use fiec_kit::launch::{self, Environment, Passed, Rules};
 use fiec_schemas::{NodeId, Signal, Threshold, Thresholds, subjects};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Notify;
@@ -138,6 +140,31 @@ pub struct WorkerArgs {
         value_name = "PATTERN"
     )]
     pub allow_program: Vec<String>,
+    /// Containers of programs may have the network, if their manifest asks for it
+    #[arg(long, env = "FIEC_ALLOW_NETWORK")]
+    pub allow_network: bool,
+    /// Images that programs may use besides those in their packages: the beginning of their names by
+    /// whole parts, e.g. registry.example/team, or `sha256:` for ids, or `*`; repeatable
+    #[arg(
+        long,
+        env = "FIEC_ALLOW_IMAGE",
+        value_delimiter = ',',
+        value_name = "PREFIX"
+    )]
+    pub allow_image: Vec<ImagePrefix>,
+    /// Variable of this worker's environment that programs see besides PATH, HOME and the like;
+    /// repeatable. Not of containers
+    #[arg(
+        long,
+        env = "FIEC_PASS_ENV",
+        value_delimiter = ',',
+        value_name = "NAME"
+    )]
+    pub pass_env: Vec<Passed>,
+    /// Processes and threads that programs may add to those of the machine, if this worker is not
+    /// root's
+    #[arg(long, env = "FIEC_MAX_PROCESSES", default_value_t = fiec_kit::launch::PROCESSES)]
+    pub max_processes: u32,
     /// Folder for fetched packages and data, with a sub-folder for each node [default: in
     /// XDG_CACHE_HOME; with --run-dir, there]
     #[arg(long, env = "FIEC_CACHE_DIR")]
@@ -205,6 +232,7 @@ pub struct WorkerArgs {
 /// # Errors
 /// If another worker has the node's name, or the broker cannot be reached.
 pub async fn worker(args: WorkerArgs, global: &Global) -> anyhow::Result<Outcome> {
+    hide();
     let node = args.node.unwrap_or_else(|| {
         let system = rustix::system::uname();
         let own = || system.nodename().to_string_lossy().into_owned();
@@ -230,6 +258,10 @@ pub async fn worker(args: WorkerArgs, global: &Global) -> anyhow::Result<Outcome
         ..fiec_agent::Options::new(node.clone())
     };
     options.allow_programs = args.allow_program;
+    options.containers = Containers {
+        network: args.allow_network,
+        images: args.allow_image,
+    };
     options.cache_limit = args.cache_limit;
     options.threads = args.threads;
     options.heartbeat = Duration::from_millis(args.heartbeat_ms);
@@ -246,6 +278,10 @@ pub async fn worker(args: WorkerArgs, global: &Global) -> anyhow::Result<Outcome
         options.run_dir = folder.join(node.as_str());
     }
     options.input_dirs = args.input_dir;
+    options.launch = Rules {
+        environment: Environment::Passed(args.pass_env),
+        processes: args.max_processes,
+    };
     options.revocation.file = args.revocation_file;
     options.revocation.seconds = args.revocation_seconds;
     revoke_on_signals(Arc::clone(&options.revocation.signal))?;
@@ -255,6 +291,14 @@ pub async fn worker(args: WorkerArgs, global: &Global) -> anyhow::Result<Outcome
     let stop = stop_on_signals(options.leave_now.clone())?;
     fiec_agent::Agent::run(options, broker, stop).await?;
     Ok(Outcome::Done)
+}
+
+/// Hides the secrets in this process's memory and environment from its user's other processes, such
+/// as the programs that it starts.
+fn hide() {
+    if let Err(error) = launch::hide() {
+        tracing::warn!(%error, "other processes of this user can read this one");
+    }
 }
 
 /// Cache folder of this user's nodes.
@@ -312,6 +356,7 @@ fn parse_share(text: &str) -> Result<f64, String> {
 /// # Errors
 /// If the broker cannot be reached or lacks its streams.
 pub async fn policy(args: PolicyArgs, global: &Global) -> anyhow::Result<Outcome> {
+    hide();
     let broker = global.broker("policy").await?;
     let mut options = fiec_policy_service::Options {
         entrust: Duration::from_millis(args.entrust_ms),
@@ -379,6 +424,7 @@ fn parse_collect_days(text: &str) -> Result<u32, String> {
 /// # Errors
 /// If the broker cannot be reached, or the ledger stream was lost or rolled back.
 pub async fn recorder(args: RecorderArgs, global: &Global) -> anyhow::Result<Outcome> {
+    hide();
     let broker = global.broker("recorder").await?;
     let pool = fiec_recorder::connect(&global.database_url()?).await?;
     let mut collection = fiec_recorder::Collection {

@@ -1,6 +1,6 @@
 //! One process of a program, from start to end, in its own folders.
 
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use fiec_kit::frames::{self, DATA_DIR_ENV, FrameError, Order, Reason, Report, Run, SOCKET_ENV};
+use fiec_kit::launch::{self, Environment, Kind, Rules};
+use fiec_kit::room::Room;
 use fiec_kit::{Asked, Reserved, Surroundings};
 use fiec_schemas::package::Protocol;
 use fiec_schemas::{BoundaryIndex, CommitPolicy, Digest, ExecutionId};
@@ -107,6 +109,8 @@ pub struct Session<'a> {
     /// Its folders.
     pub sandbox: Sandbox,
     socket: UnixStream,
+    /// The room of the present run.
+    room: Room,
     process: Option<Child>,
     tail: Arc<Mutex<Vec<u8>>>,
 }
@@ -141,7 +145,6 @@ impl<'a> Session<'a> {
     ///
     /// # Errors
     /// See [`Session::start`].
-    #[allow(unsafe_code)]
     pub fn start_under(subject: &'a Subject, before: &[String]) -> anyhow::Result<Self> {
         let sandbox = Sandbox::new()?;
         let (socket, theirs) = UnixStream::pair()?;
@@ -163,13 +166,22 @@ impl<'a> Session<'a> {
         };
         words.splice(0..0, before.iter().cloned());
         let (program, arguments) = words.split_first().context("the entry is empty")?;
-        let fd = theirs.as_raw_fd();
         let mut command = Command::new(program);
-        for (name, _) in std::env::vars_os() {
-            if name.to_string_lossy().starts_with("FIEC_") {
-                command.env_remove(name);
+        let rules = Rules {
+            environment: Environment::Users,
+            ..Rules::default()
+        };
+        let kind = match frames {
+            Some(_) => {
+                let device = subject.grant.device.as_ref();
+                rules.prepare(&mut command, device.map(|device| &*device.uuid));
+                Kind::Program
             }
-        }
+            None => {
+                rules.prepare_own(&mut command);
+                Kind::Own
+            }
+        };
         if subject.fresh_home {
             command.env("HOME", sandbox.folder("home"));
             for name in ["XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"] {
@@ -181,24 +193,13 @@ impl<'a> Session<'a> {
             .current_dir(folder)
             .env("TMPDIR", sandbox.folder("tmp"))
             .env("PYTHONDONTWRITEBYTECODE", "1")
-            .env(SOCKET_ENV, fd.to_string())
+            .env(SOCKET_ENV, theirs.as_raw_fd().to_string())
             .env(DATA_DIR_ENV, &subject.data_dir)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0);
-        // SAFETY: between fork and exec only system calls are made, and nothing is allocated. `fd`
-        // is open in the child, because `theirs` lives until the process has started.
-        unsafe {
-            command.pre_exec(move || {
-                let fd = std::os::fd::BorrowedFd::borrow_raw(fd);
-                rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())?;
-                rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-                Ok(())
-            });
-        }
-        let mut process = command
-            .spawn()
+        let mut process = launch::spawn(&mut command, &rules, kind, Some(theirs.as_fd()))
             .with_context(|| format!("cannot run {program:?}"))?;
         drop(theirs);
         let tail = Arc::default();
@@ -212,6 +213,7 @@ impl<'a> Session<'a> {
             subject,
             sandbox,
             socket,
+            room: Room::NONE,
             process: Some(process),
             tail,
         };
@@ -244,6 +246,7 @@ impl<'a> Session<'a> {
         yield_at: Option<BoundaryIndex>,
     ) -> anyhow::Result<()> {
         let every = NonZeroU64::new(commit_every.unwrap_or(u64::MAX)).unwrap_or(NonZeroU64::MAX);
+        self.room = Room::of(self.subject.package.as_ref(), &self.subject.grant);
         let run = Run {
             execution: ExecutionId(uuid::Uuid::nil()),
             epoch: 1,
@@ -289,10 +292,17 @@ impl<'a> Session<'a> {
     /// If a frame is unknown. A crash is an event.
     pub fn hear(&mut self) -> anyhow::Result<Event> {
         loop {
-            let (report, body) = match frames::read::<Report>(&self.socket) {
+            let room = self.room;
+            let read =
+                frames::read_if::<Report>(&self.socket, |report, body| room.admits(report, body));
+            let (report, body) = match read {
                 Ok(Some(frame)) => frame,
                 Ok(None) | Err(FrameError::Io(_)) => {
                     let reason = self.crash("while it ran");
+                    return Ok(Event::Failed { reason });
+                }
+                Err(FrameError::NoRoom(over)) => {
+                    let reason = format!("{}: {over}", self.subject.program);
                     return Ok(Event::Failed { reason });
                 }
                 Err(error) => bail!("its process wrote no frame: {error}{}", self.words()),
@@ -347,7 +357,7 @@ impl<'a> Session<'a> {
                         );
                     }
                     let outputs = take(&self.subject.objects, &report.outputs, rest)?;
-                    if let Some(reason) = self.breaks(report.bytes, &outputs) {
+                    if let Some(reason) = self.breaks(&outputs) {
                         return Ok(Event::Failed { reason });
                     }
                     let yielded = report.reason == Reason::Yield;
@@ -365,7 +375,7 @@ impl<'a> Session<'a> {
                     ..
                 } => {
                     let outputs = take(&self.subject.objects, &outputs, &body)?;
-                    if let Some(reason) = self.breaks(0, &outputs) {
+                    if let Some(reason) = self.breaks(&outputs) {
                         return Ok(Event::Failed { reason });
                     }
                     return Ok(Event::Completed {
@@ -392,17 +402,10 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// The manifest's rule that the state or outputs break, as an agent would report it.
-    fn breaks(&self, bytes: u64, outputs: &[Made]) -> Option<String> {
+    /// The manifest's rule that the outputs break, as an agent would report it.
+    fn breaks(&self, outputs: &[Made]) -> Option<String> {
         let package = self.subject.package.as_ref()?;
         let (program, manifest) = (&package.program, &package.manifest);
-        if let Some(limit) = manifest.limits.state_bytes
-            && bytes > limit
-        {
-            return Some(format!(
-                "{program}: σ has {bytes} bytes, over its limits.state_bytes of {limit}"
-            ));
-        }
         let undeclared = outputs.iter().find(|o| !manifest.declares(&o.name))?;
         Some(format!(
             "{program} made output {:?}, which its manifest does not declare (outputs: {:?})",
@@ -411,6 +414,9 @@ impl<'a> Session<'a> {
     }
 
     fn send(&mut self, order: &Order, body: &[u8]) {
+        if let Order::Reconfigure { grant } = order {
+            self.room = self.room.widened_to(grant);
+        }
         // The reader of reports notices a process that has ended.
         let _ = frames::write(&self.socket, order, &[body]);
     }

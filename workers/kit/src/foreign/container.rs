@@ -2,9 +2,9 @@
 //! properties.
 //!
 //! The package's folder, the inputs and the run's folder are mounted read-only. The folders of
-//! state, outputs, messages and result are each mounted writable. The container has no network
-//! unless the manifest asks for it, no more rights than its user, and the memory and processors of
-//! the grant.
+//! state, outputs, messages and result are each mounted writable; its own root is read-only, but for
+//! `/tmp` in memory. The container has no network unless the manifest asks for it, no more rights than
+//! its user, and the memory, processes and processors of the grant.
 
 use std::io::{self, Read as _, Seek as _};
 use std::path::{Path, PathBuf};
@@ -29,6 +29,17 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 const LOAD_WITHIN: Duration = Duration::from_secs(600);
 /// Most bytes of its output that are kept.
 const WORDS_LIMIT: u64 = 64 * 1024;
+
+/// Most processes and threads of a container.
+const PROCESSES: &str = "4096";
+/// The part of a container's memory that its files in `/tmp` may take.
+const FILES_SHARE: u64 = 4;
+
+/// Bytes of this machine's memory.
+fn memory_of_the_machine() -> u64 {
+    let memory = rustix::system::sysinfo();
+    memory.totalram.saturating_mul(memory.mem_unit.into())
+}
 
 /// A container engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -232,9 +243,13 @@ impl Engine {
         }
         let walls = self.walls(call.user);
         add(&walls.iter().map(String::as_str).collect::<Vec<_>>());
-        if let Some(bytes) = call.grant.memory_bytes {
-            add(&["--memory", &bytes.to_string()]);
-        }
+        let granted = call.grant.memory_bytes;
+        let memory = granted.unwrap_or_else(memory_of_the_machine);
+        let bytes = memory.to_string();
+        // Without more of it in swap.
+        add(&["--memory", &bytes, "--memory-swap", &bytes]);
+        let files = memory / FILES_SHARE;
+        add(&["--tmpfs", &format!("/tmp:rw,nosuid,nodev,size={files}")]);
         if !call.grant.cpus.is_empty() {
             let cpus: Vec<String> = call.grant.cpus.iter().map(u32::to_string).collect();
             add(&["--cpuset-cpus", &cpus.join(",")]);
@@ -275,9 +290,17 @@ impl Engine {
 
     /// The restrictions of every container, and its user.
     pub(super) fn walls(&self, user: (u32, u32)) -> Vec<String> {
-        let mut all = ["--cap-drop", "all", "--security-opt", "no-new-privileges"]
-            .map(str::to_owned)
-            .to_vec();
+        let mut all = [
+            "--cap-drop",
+            "all",
+            "--security-opt",
+            "no-new-privileges",
+            "--read-only",
+            "--pids-limit",
+            PROCESSES,
+        ]
+        .map(str::to_owned)
+        .to_vec();
         all.extend(["--user".to_owned(), format!("{}:{}", user.0, user.1)]);
         if self.kind == Kind::Podman && user.0 != 0 {
             // Otherwise the user's own files would belong to nobody inside.
@@ -355,8 +378,9 @@ mod tests {
             .run(&call(&grant, &environment, &entry))
             .unwrap();
         let expected = "run --rm --name fiec-a1 --network none --cap-drop all \
-             --security-opt no-new-privileges --user 1000:100 --userns keep-id \
-             --memory 1073741824 --cpuset-cpus 2,3 --device nvidia.com/gpu=GPU-1 \
+             --security-opt no-new-privileges --read-only --pids-limit 4096 \
+             --user 1000:100 --userns keep-id --memory 1073741824 --memory-swap 1073741824 \
+             --tmpfs /tmp:rw,nosuid,nodev,size=268435456 --cpuset-cpus 2,3 --device nvidia.com/gpu=GPU-1 \
              --mount type=bind,src=/cache/sum,dst=/fiec/package,readonly \
              --mount type=bind,src=/data,dst=/fiec/inputs,readonly \
              --mount type=bind,src=/tmp/fiec-a1/run,dst=/fiec/run,readonly \
@@ -396,6 +420,9 @@ mod tests {
             text.contains("--cpus 4") && !text.contains("--network"),
             "{text}"
         );
+        // Without a grant of memory, not more than the machine's.
+        let machine = format!("--memory {} ", memory_of_the_machine());
+        assert!(text.contains(&machine), "{text}");
         assert_eq!(
             engine(Kind::Podman, "podman").end("fiec-a1"),
             ["podman", "rm", "--force", "fiec-a1"]

@@ -6,17 +6,25 @@
 //! (`PR_SET_CHILD_SUBREAPER`) if this process is a program child. Such processes are ended, too.
 
 use std::io::{self, Write as _};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+
+use crate::launch::children;
 
 /// A shell that keeps the last line of its input and executes it when the input ends.
 const EXECUTOR: &str =
     "trap '' INT TERM HUP; w=:; while read -r l; do w=$l; done; eval \"$w\" >/dev/null 2>&1";
 
+/// Time for a process without an agent to end itself.
+const ENDS_ITSELF: Duration = Duration::from_millis(200);
 /// Most rounds of the search for orphans of orphans.
 const ROUNDS: usize = 100;
 
@@ -33,19 +41,40 @@ pub fn own_orphans() {
     }
 }
 
-fn children() -> Vec<u32> {
-    let mut found = Vec::new();
-    let Ok(threads) = std::fs::read_dir("/proc/self/task") else {
-        return found;
+/// Ends this process, and all processes of its program, when the other end of its socket is closed:
+/// its agent has ended, or has no use for it. That happens while it computes, too. Only for processes
+/// that [own their orphans](own_orphans).
+///
+/// # Errors
+/// When the thread cannot be started.
+#[allow(unsafe_code)]
+pub fn end_with_socket(socket: UnixStream) -> io::Result<()> {
+    let watch = move || {
+        let mut fds = [PollFd::new(&socket, PollFlags::RDHUP)];
+        while matches!(poll(&mut fds, None), Err(rustix::io::Errno::INTR)) {}
+        end_orphans();
+        // If the others only wait for orders or for the program, they end this process themselves, and
+        // remove its files.
+        thread::sleep(ENDS_ITSELF);
+        end_orphans();
+        // SAFETY: it ends this process and runs nothing of it. Other threads may still compute, or
+        // hold locks that a usual exit would wait for.
+        unsafe { libc::_exit(0) }
     };
-    for thread in threads.flatten() {
-        let text = std::fs::read_to_string(thread.path().join("children")).unwrap_or_default();
-        found.extend(
-            text.split_whitespace()
-                .filter_map(|pid| pid.parse::<u32>().ok()),
-        );
-    }
-    found
+    thread::Builder::new()
+        .name("fiec-watch".to_owned())
+        .spawn(watch)
+        .map(drop)
+}
+
+/// The children of this process but for guards.
+fn orphans() -> Vec<Pid> {
+    let guards = GUARDS.lock().unwrap_or_else(PoisonError::into_inner);
+    children()
+        .into_iter()
+        .filter(|pid| !guards.contains(pid))
+        .filter_map(|pid| Pid::from_raw(pid.cast_signed()))
+        .collect()
 }
 
 /// Ends the processes that a program left behind. Called after its own processes were reaped.
@@ -54,15 +83,7 @@ pub fn end_orphans() {
         return;
     }
     for _ in 0..ROUNDS {
-        let guards = GUARDS
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        let orphans: Vec<Pid> = children()
-            .into_iter()
-            .filter(|pid| !guards.contains(pid))
-            .filter_map(|pid| Pid::from_raw(pid as i32))
-            .collect();
+        let orphans = orphans();
         if orphans.is_empty() {
             return;
         }

@@ -258,7 +258,7 @@ impl JsonLines {
 
     fn take_state(&mut self, text: &str) -> Result<(), ProgramError> {
         let state = from_text(text).map_err(|why| self.wrong(&format!("sent σ, but {why}")))?;
-        check_state(&self.package, state.len() as u64)?;
+        check_state(&self.package, &self.work.grant, state.len() as u64)?;
         self.state = Some(state);
         Ok(())
     }
@@ -289,7 +289,7 @@ impl JsonLines {
                 self.work.take_named_outputs(&self.package, &outputs)?;
                 if complete {
                     // Declared now, so that a commit is due before there are too many.
-                    self.work.declare_outputs(cx)?;
+                    self.work.declare_outputs(&self.package, cx)?;
                 }
                 lines::emit(&self.package.program, &emit, cx)?;
                 Ok(Step::Boundary)
@@ -306,7 +306,7 @@ impl JsonLines {
                 let text = result.to_string();
                 check_result(&self.package, text.len() as u64)?;
                 self.work.take_named_outputs(&self.package, &outputs)?;
-                self.work.declare_outputs(cx)?;
+                self.work.declare_outputs(&self.package, cx)?;
                 lines::emit(&self.package.program, &emit, cx)?;
                 self.let_go(GRACE);
                 Ok(Step::Complete { result })
@@ -452,7 +452,7 @@ impl Instance for JsonLines {
             Some(state) => out.extend_from_slice(state),
             None => return Err(self.wrong("gave no σ")),
         }
-        self.work.declare_outputs(cx)
+        self.work.declare_outputs(&self.package, cx)
     }
 
     fn progress(&self) -> Progress {

@@ -19,16 +19,15 @@ mod state_dir;
 mod trial;
 mod work;
 
-use fiec_schemas::package::Protocol;
+use fiec_schemas::package::{Grant, Protocol};
 use serde_json::Value;
 
 pub use crate::frames::Package;
 use crate::program::{Inputs, ProgramError};
 use crate::programs::Instance;
-pub use guard::own_orphans;
+use crate::room::Room;
+pub use guard::{end_with_socket, own_orphans};
 
-/// Largest σ in bytes of a package that declares no `limits.state_bytes`.
-pub const STATE_LIMIT: u64 = 4 << 30;
 /// Largest result in bytes, as JSON. A larger one must be an output.
 pub const RESULT_LIMIT: u64 = fiec_schemas::limits::RESULT_LIMIT as u64;
 
@@ -93,21 +92,9 @@ pub fn start(
     }
 }
 
-/// Checks σ's size against the package's limit.
-fn check_state(package: &Package, bytes: u64) -> Result<(), ProgramError> {
-    let declared = package.manifest.limits.state_bytes;
-    if bytes <= declared.unwrap_or(STATE_LIMIT) {
-        return Ok(());
-    }
-    Err(ProgramError::Permanent(match declared {
-        Some(limit) => format!(
-            "{}: σ has {bytes} bytes, over its limits.state_bytes of {limit}",
-            package.program
-        ),
-        None => format!(
-            "{}: σ has {bytes} bytes, over the {STATE_LIMIT} that a package without \
-             limits.state_bytes may have",
-            package.program
-        ),
-    }))
+/// Checks the size of σ.
+fn check_state(package: &Package, grant: &Grant, bytes: u64) -> Result<(), ProgramError> {
+    let room = Room::of(Some(package), grant);
+    room.check(bytes, 0)
+        .map_err(|error| ProgramError::Permanent(format!("{}: {error}", package.program)))
 }

@@ -8,6 +8,7 @@ use std::path::Path;
 use super::{Package, pack};
 use crate::beneath::{Folder, Links};
 use crate::program::{Capsule, ProgramError};
+use crate::room::Room;
 
 /// Longest name in bytes.
 const NAME_LIMIT: usize = 255;
@@ -121,17 +122,30 @@ impl Outputs {
     /// Declares the waiting outputs to the run time.
     ///
     /// # Errors
-    /// When one cannot be read.
-    pub fn declare(&mut self, places: &Places<'_>, cx: &mut Capsule) -> Result<(), ProgramError> {
+    /// When one cannot be read, or there is no room for all of them.
+    pub fn declare(
+        &mut self,
+        room: &Room,
+        places: &Places<'_>,
+        cx: &mut Capsule,
+    ) -> Result<(), ProgramError> {
+        let mut all = 0;
         for (name, number) in std::mem::take(&mut self.waiting) {
             let number = Path::new(&number);
-            let mut bytes = Vec::new();
+            let cannot = |error| cannot("read output", Path::new(&name), error);
             // Another process may have put a link there between the check and the move.
-            places
-                .taken
-                .file(number, Links::Refused)
-                .and_then(|mut file| file.read_to_end(&mut bytes))
-                .map_err(|error| cannot("read output", Path::new(&name), error))?;
+            let file = places.taken.file(number, Links::Refused);
+            let mut file = file.map_err(cannot)?;
+            let size = file.metadata().map_err(cannot)?.len();
+            all += size;
+            room.check(0, all)
+                .map_err(|error| ProgramError::Permanent(format!("output {name:?}: {error}")))?;
+            let mut bytes = Vec::new();
+            // Not more, should another process still write to it.
+            (&mut file)
+                .take(size)
+                .read_to_end(&mut bytes)
+                .map_err(cannot)?;
             cx.output(name, bytes);
             // If it cannot be removed, it is removed with its folder.
             let _ = places.taken.remove(number);

@@ -9,6 +9,7 @@ use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 use super::guard;
+use crate::launch::{self, Kind, Rules};
 use crate::program::ProgramError;
 use crate::start::NotStarted;
 
@@ -23,30 +24,23 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts it. `folder`: of the package whose file the command may be.
+    /// Starts it under these rules. `folder`: of the package whose file the command may be.
     ///
     /// # Errors
     /// When it cannot be run.
-    #[allow(unsafe_code)]
     pub fn spawn(
         mut command: Command,
+        rules: &Rules,
         folder: Option<&Path>,
         ender: Option<Vec<String>>,
     ) -> Result<Self, ProgramError> {
-        let parent = rustix::process::getpid();
         command.stdin(Stdio::null()).process_group(0);
-        // SAFETY: between fork and exec only system calls are made, and nothing is allocated.
-        unsafe {
-            command.pre_exec(move || {
-                rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-                // The parent may have died before the call above.
-                if rustix::process::getppid() != Some(parent) {
-                    return Err(io::Error::from(io::ErrorKind::BrokenPipe));
-                }
-                Ok(())
-            });
-        }
-        let child = command.spawn().map_err(|error| {
+        let kind = match ender {
+            // A container engine.
+            Some(_) => Kind::Engine,
+            None => Kind::Program,
+        };
+        let child = launch::spawn(&mut command, rules, kind, None).map_err(|error| {
             let program = command.get_program().to_string_lossy();
             NotStarted::of(&program, folder, &error)
         })?;

@@ -163,12 +163,12 @@ impl Instance for StateDir {
         self.work.take_outputs(&self.package)?;
         self.work.emit_all(cx)?;
         if code == Some(0) {
-            self.work.declare_outputs(cx)?;
+            self.work.declare_outputs(&self.package, cx)?;
             let result = self.work.result(&self.package)?;
             return Ok(Step::Complete { result });
         }
         let (files, bytes) = pack::look(&self.work.state()?)?;
-        check_state(&self.package, bytes)?;
+        check_state(&self.package, &self.work.grant, bytes)?;
         self.files = files;
         self.progress = self.read_progress();
         Ok(Step::Boundary)
@@ -176,7 +176,7 @@ impl Instance for StateDir {
 
     fn encode(&mut self, out: &mut Vec<u8>, cx: &mut Capsule) -> Result<(), ProgramError> {
         pack::pack(&self.work.state()?, &self.files, out)?;
-        self.work.declare_outputs(cx)
+        self.work.declare_outputs(&self.package, cx)
     }
 
     fn progress(&self) -> Progress {

@@ -35,7 +35,9 @@ use super::{
 };
 use crate::beneath::{Folder, Links};
 use crate::frames::EMIT_BYTES_LIMIT;
+use crate::launch::Rules;
 use crate::program::{Capsule, Inputs, ProgramError};
+use crate::room::Room;
 use crate::start::is_by_env;
 
 /// Longest path of a Unix socket.
@@ -65,6 +67,8 @@ pub struct Work {
     outputs: Outputs,
     /// The grant.
     pub grant: Grant,
+    /// The node's rules for programs.
+    rules: Rules,
     container: Option<(Engine, String)>,
 }
 
@@ -169,6 +173,7 @@ impl Work {
             run: open(&run)?,
             outputs: Outputs::default(),
             grant: Grant::default(),
+            rules: Rules::received(),
             container,
             guard,
             dir,
@@ -238,8 +243,13 @@ impl Work {
     }
 
     /// See [`Outputs::declare`].
-    pub fn declare_outputs(&mut self, cx: &mut Capsule) -> Result<(), ProgramError> {
-        self.outputs(|outputs, places| outputs.declare(places, cx))
+    pub fn declare_outputs(
+        &mut self,
+        package: &Package,
+        cx: &mut Capsule,
+    ) -> Result<(), ProgramError> {
+        let room = Room::of(Some(package), &self.grant);
+        self.outputs(|outputs, places| outputs.declare(&room, places, cx))
     }
 
     /// Emits the files of the outbox in the order of their names. The part of a name before its
@@ -441,12 +451,8 @@ impl Work {
             None => {
                 let mut command = Command::new(program_of(package, name));
                 command.args(&entry[1..]).current_dir(&package.folder);
-                // Programs must not see the servers' addresses and passwords.
-                for (name, _) in std::env::vars_os() {
-                    if name.to_string_lossy().starts_with("FIEC_") {
-                        command.env_remove(name);
-                    }
-                }
+                let device = self.grant.device.as_ref();
+                self.rules.prepare(&mut command, device.map(|d| &*d.uuid));
                 command.envs(environment);
                 command
             }
@@ -456,7 +462,7 @@ impl Work {
         }
         let remove = self.remove();
         let own = self.container.is_none().then_some(&*package.folder);
-        let process = Process::spawn(command, own, ender)?;
+        let process = Process::spawn(command, &self.rules, own, ender)?;
         if let Some(guard) = &mut self.guard {
             guard.will(&format!("{}; {remove}", process.will()));
         }

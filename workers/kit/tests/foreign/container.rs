@@ -280,6 +280,8 @@ n=0
 [ "$n" = "$FIEC_BOUNDARY" ] || exit 65
 n=$((n + 1)); echo $n > "$FIEC_STATE_DIR/n"
 (echo x > /fiec/package/x) 2> /dev/null && exit 65
+(echo x > /x) 2> /dev/null && { echo "its root can be written" >&2; exit 65; }
+echo x > /tmp/x || exit 65
 # Whatever flags this machine needs: no rights, and no network but its own.
 caps=none
 while read -r key value; do [ "$key" = CapEff: ] && caps=$value; done < /proc/self/status

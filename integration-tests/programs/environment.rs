@@ -1,0 +1,185 @@
+//! What programs see of their worker, whatever their protocol.
+
+use std::collections::BTreeSet;
+use std::os::fd::AsRawFd as _;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::python_program::package;
+use crate::stage::python::success;
+use crate::stage::{Lab, workers};
+
+/// Tells what it sees of its worker.
+const SEEN: &str = "import json, os, resource
+
+def text(path):
+    try:
+        with open(path, 'rb') as file:
+            return file.read().decode('utf-8', 'replace')
+    except OSError as error:
+        return type(error).__name__
+
+def parents():
+    pid = os.getppid()
+    while pid > 1:
+        yield pid
+        fields = text(f'/proc/{pid}/stat').rpartition(')')[2].split()
+        pid = int(fields[1]) if fields else 0
+
+def files():
+    folder = '/proc/self/fd'
+    for name in os.listdir(folder):
+        try:
+            yield os.readlink(os.path.join(folder, name))
+        except OSError:
+            pass
+
+def seen():
+    status = dict(line.split(':\\t', 1) for line in text('/proc/self/status').splitlines()
+                  if ':\\t' in line)
+    return {
+        'names': sorted(line.partition('=')[0]
+                        for line in text('/proc/self/environ').split('\\0') if line),
+        'hub': os.environ.get('HUB'),
+        'devices': os.environ.get('CUDA_VISIBLE_DEVICES'),
+        'environments': [text('/proc/self/environ')]
+            + [text(f'/proc/{pid}/environ') for pid in parents()],
+        'files': list(files()),
+        'no_new_privs': int(status['NoNewPrivs']),
+        'core': resource.getrlimit(resource.RLIMIT_CORE),
+        'nofile': resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        'expendable': int(text('/proc/self/oom_score_adj')),
+    }
+";
+
+const BY_THE_KIT: &str = "
+import fiec
+
+def main(run):
+    for _ in run.steps(until=1):
+        pass
+    return seen()
+
+fiec.main(main)
+";
+
+const BY_FILES: &str = "
+with open(os.environ['FIEC_RESULT'], 'w') as file:
+    json.dump(seen(), file)
+";
+
+/// The secret of the worker's environment.
+const SECRET: &str = "s3cr3t";
+
+#[tokio::test]
+async fn a_program_sees_no_secret_and_no_file_of_its_worker_and_gains_no_privilege() {
+    let mut lab = Lab::start(workers(1)).await;
+    // A file that whoever started the worker has left open.
+    let open = std::fs::File::create(lab.path("left-open")).unwrap();
+    rustix::io::fcntl_setfd(&open, rustix::io::FdFlags::empty()).unwrap();
+    let path = path();
+    let environment = [
+        ("PATH", path.as_str()),
+        ("NATS_URL", SECRET),
+        ("PGPASSWORD", SECRET),
+        ("AWS_SECRET_ACCESS_KEY", SECRET),
+        ("HUB", "hub"),
+        ("FIEC_PASS_ENV", "HUB"),
+        ("FIEC_ALLOW_PROGRAM", "see-*@1"),
+    ];
+    let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let node = lab.start_worker_in(&environment).unwrap();
+    let pid = lab.worker(&node).pid();
+    let inherited = std::fs::read_link(format!("/proc/{pid}/fd/{}", open.as_raw_fd())).unwrap();
+    assert!(inherited.ends_with("left-open"), "{inherited:?}");
+    drop(open);
+
+    for (protocol, rest, own) in [
+        (
+            "frames",
+            BY_THE_KIT,
+            &["FIEC_INPUT_DIRS", "FIEC_SOCKET_FD"][..],
+        ),
+        ("json_lines", BY_THE_KIT, &["FIEC_SOCKET"]),
+        ("state_dir", BY_FILES, &["FIEC_STATE_DIR"]),
+    ] {
+        let seen = seen_by(&lab, protocol, rest).await;
+        let text = seen.to_string();
+        assert!(!text.contains(SECRET), "{protocol}: {text}");
+        assert!(!text.contains("left-open"), "{protocol}: {text}");
+        // The worker is among its parents, and cannot be read.
+        let environments = seen["environments"].as_array().unwrap();
+        assert!(
+            environments.contains(&json!("PermissionError")),
+            "{protocol}: {text}"
+        );
+        check_names(&seen["names"], protocol, own);
+        assert_eq!(seen["hub"], "hub", "{protocol}");
+        assert_eq!(seen["devices"], "", "{protocol}");
+        assert_eq!(seen["no_new_privs"], 1, "{protocol}");
+        assert_eq!(seen["core"], json!([0, 0]), "{protocol}");
+        assert!(
+            seen["nofile"].as_u64().unwrap() <= 65_536,
+            "{protocol}: {text}"
+        );
+        assert!(
+            seen["expendable"].as_i64().unwrap() >= 500,
+            "{protocol}: {text}"
+        );
+    }
+    lab.end().await;
+}
+
+/// Submits the program and returns its result.
+async fn seen_by(lab: &Lab, protocol: &str, rest: &str) -> Value {
+    let folder = lab.path(protocol);
+    std::fs::create_dir_all(&folder).unwrap();
+    let script = lab.file(&format!("{protocol}.py"), format!("{SEEN}{rest}"));
+    let name = Path::new(&script).file_name().unwrap().to_str().unwrap();
+    package(&folder, &script, &["python3", "-B", name], protocol, &[]);
+    let program = format!("see-{}@1", protocol.replace('_', "-"));
+    let folder = folder.display().to_string();
+    lab.fiec(&["program", "push", &program, &folder])
+        .await
+        .expect(0);
+    let id = lab.publish(protocol, &program, &json!({})).await;
+    lab.journal.ended(id, "completed").await;
+    let ran = lab.fiec(&["result", &id.to_string()]).await.expect(0);
+    serde_json::from_str(&ran.stdout).unwrap()
+}
+
+/// A path whose `python3` is the interpreter itself: another may be a script that adds variables.
+fn path() -> String {
+    let mut asked = std::process::Command::new("python3");
+    asked.args(["-c", "import os, sys; print(os.path.dirname(sys.executable))"]);
+    let (folder, _) = success(asked.output().unwrap());
+    format!("{}:{}", folder.trim(), std::env::var("PATH").unwrap())
+}
+
+/// Each variable is one that the page of programs names.
+fn check_names(names: &Value, protocol: &str, own: &[&str]) {
+    let names: BTreeSet<&str> = names
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|name| name.as_str().unwrap())
+        .collect();
+    let page = crate::stage::python::root().join("workers/CONTRACT.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    for name in &names {
+        assert!(
+            name.starts_with("LC_")
+                || *name == "HUB"
+                || page.contains(&format!("`{name}`"))
+                || page.contains(&format!("`${name}`")),
+            "{protocol}: {name} is not on the page"
+        );
+    }
+    for name in own {
+        assert!(
+            names.contains(name),
+            "{protocol}: {name} is not in {names:?}"
+        );
+    }
+}

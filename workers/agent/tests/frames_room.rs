@@ -1,0 +1,109 @@
+//! Programs that announce more bytes than there is room for.
+
+use fiec_schemas::package::Manifest;
+use fiec_schemas::{Event, Fault};
+use serde_json::{Value, json};
+
+use crate::common::{Running, World};
+use crate::packages::tar;
+
+/// Speaks frames by itself. Reports what its parameters say, and goes on to send bytes.
+const PROGRAM: &str = "import json, os, socket, struct
+sock = socket.socket(fileno=int(os.environ['FIEC_SOCKET_FD']))
+
+def say(head, body=0):
+    text = json.dumps(head).encode()
+    sock.sendall(struct.pack('<IQ', len(text), body) + text)
+
+def take(count):
+    data = b''
+    while len(data) < count:
+        data += sock.recv(count - len(data))
+    return data
+
+def hear():
+    head, body = struct.unpack('<IQ', take(12))
+    order = json.loads(take(head))
+    take(body)
+    return order
+
+say({'is': 'ready'})
+while True:
+    order = hear()
+    if order['is'] == 'run':
+        break
+params = order['params']
+at = '2026-01-01T00:00:00Z'
+if 'report' in params:
+    say(params['report'], params['body'])
+    sent = 0
+    while True:
+        sock.sendall(bytes(1 << 20))
+        sent += 1 << 20
+        with open(params['sent'], 'w') as file:
+            file.write(str(sent))
+say({'is': 'completed', 'capsules': 1, 'computing_since': at, 'computed_until': at})
+hear()
+";
+
+const MIB: u64 = 1 << 20;
+
+async fn with_a_program(limits: Value) -> (World, Running) {
+    let world = World::start().await;
+    let mut options = world.options("n1");
+    options.allow_programs = vec!["*".to_owned()];
+    let agent = world.agent_with(options).await;
+    let manifest = json!({ "entry": ["python3", "-B", "main.py"], "protocol": "frames",
+        "outputs": ["*"], "limits": limits })
+    .to_string();
+    let files = [("fiec.json", Some(&*manifest)), ("main.py", Some(PROGRAM))];
+    let manifest = Manifest::parse(manifest.as_bytes()).unwrap();
+    world.register_as("x@1", manifest, &tar(&files)).await;
+    (world, agent)
+}
+
+#[tokio::test]
+async fn a_report_without_room_fails_its_program_before_its_bytes_are_read() {
+    let (world, agent) = with_a_program(json!({ "state_bytes": MIB })).await;
+    let boundary = |state: u64, outputs: u64| {
+        json!({ "is": "boundary", "index": 1, "bytes": state, "compute_us": 1,
+            "computed_at": "2026-01-01T00:00:00Z", "reason": "commit",
+            "outputs": [{ "name": "o", "bytes": outputs }] })
+    };
+    for (report, body, word) in [
+        (
+            boundary(6 << 30, 0),
+            6 << 30,
+            "limits.state_bytes of 1048576",
+        ),
+        // Many that are small take as much.
+        (boundary(MIB, 2 << 30), MIB + (2 << 30), "limit outputs"),
+    ] {
+        let sent = world.folder.path().join("sent");
+        let params = json!({ "report": report, "body": body, "sent": sent });
+        let line = json!({ "program": "x@1", "params": params, "retries": 3 });
+        let id = world.submit(&line.to_string(), &agent).await;
+        let last = world.wait_phase(id, "failed").await;
+        let Some(Event::Failed { reason, fault, .. }) = last.events.last() else {
+            panic!("{last:?}")
+        };
+        assert!(reason.contains(word) && reason.contains("x@1"), "{reason}");
+        assert_eq!(fault.as_deref(), Some(&Fault::Limit));
+        // What lay in the socket, and no more.
+        let sent = std::fs::read_to_string(sent).unwrap_or_default();
+        let sent: u64 = sent.parse().unwrap_or(0);
+        assert!(sent <= 16 * MIB, "the worker has read {sent} bytes");
+    }
+    // A report that has no body by its nature is not believed to have one.
+    let params = json!({ "report": { "is": "progress", "index": 1 }, "body": 6u64 << 30,
+        "sent": world.folder.path().join("progress") });
+    let line = json!({ "program": "x@1", "params": params, "retries": 0 });
+    let id = world.submit(&line.to_string(), &agent).await;
+    let last = world.wait_phase(id, "failed").await;
+    let words = format!("{:?}", last.events);
+    assert!(words.contains("where the report describes 0"), "{words}");
+    // The next one computes.
+    let id = world.submit(r#"{"program":"x@1"}"#, &agent).await;
+    world.wait_phase(id, "completed").await;
+    agent.leave().await;
+}
