@@ -6,6 +6,7 @@ use async_nats::jetstream;
 use async_nats::jetstream::context::{PublishAckFuture, PublishError, PublishErrorKind};
 use async_nats::jetstream::object_store::ObjectStore;
 use async_nats::jetstream::publish::PublishAck;
+use fiec_schemas::Secret;
 use percent_encoding::percent_decode_str;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
@@ -130,7 +131,7 @@ fn login(urls: &str) -> Option<(String, Option<String>)> {
 pub struct ConnectOptions {
     /// `nats://host:port`, several separated by commas. `nats://user:password@host:port` and
     /// `nats://token@host:port` include the login.
-    pub url: String,
+    pub url: Secret,
     /// The connection's name in the server's lists, e.g. `fiec worker n1`.
     pub name: String,
     /// A credentials file, if the server requires one.
@@ -143,7 +144,7 @@ pub struct ConnectOptions {
 
 impl ConnectOptions {
     /// Defaults: no credentials, five seconds.
-    pub fn new(url: impl Into<String>, name: impl Into<String>) -> Self {
+    pub fn new(url: impl Into<Secret>, name: impl Into<String>) -> Self {
         Self {
             url: url.into(),
             name: name.into(),
@@ -278,13 +279,13 @@ impl Broker {
                     path.display()
                 )))?;
         }
-        nats = match login(&options.url) {
+        nats = match login(options.url.expose()) {
             Some((user, Some(password))) => nats.user_and_password(user, password),
             Some((token, None)) => nats.token(token),
             None => nats,
         };
         // Without secrets: the client takes none from a URL, and shows URLs in its own messages.
-        let url = without_secrets(&options.url);
+        let url = without_secrets(options.url.expose());
         let servers: Vec<&str> = url.split(',').map(str::trim).collect();
         let client = nats
             .connect(servers)
@@ -391,7 +392,10 @@ mod tests {
             ),
         ] {
             assert_eq!(without_secrets(url), shown);
-            let refused = Broker::connect(ConnectOptions::new(url, "test")).await;
+            let options = ConnectOptions::new(url, "test");
+            let text = format!("{options:?}");
+            assert!(!text.contains("s3cret") && !text.contains("s3/c"), "{text}");
+            let refused = Broker::connect(options).await;
             let text = with_causes(&refused.unwrap_err());
             assert!(!text.contains("s3cret") && !text.contains("s3/c"), "{text}");
         }

@@ -19,6 +19,7 @@ use async_nats::jetstream::context::{PublishError, PublishErrorKind};
 use async_nats::jetstream::message::PublishMessage;
 use bytes::{BufMut, Bytes, BytesMut};
 use fiec_schemas::event::Outbox;
+use fiec_schemas::ids::check_emit_name;
 use fiec_schemas::{
     BoundaryIndex, Digest, ExecutionId, ExecutionState, Sequence, Tenant, subjects,
 };
@@ -98,7 +99,7 @@ fn malformed(reason: &str) -> BrokerError {
 /// Unpacks a body from [`pack`].
 ///
 /// # Errors
-/// When it is no such body.
+/// When it is no such body, or a name would not be one part of a subject.
 pub fn unpack(mut packed: Bytes) -> Result<Vec<Emit>, BrokerError> {
     let short = || malformed("they are shorter than they say");
     if packed.len() < 4 {
@@ -113,6 +114,7 @@ pub fn unpack(mut packed: Bytes) -> Result<Vec<Emit>, BrokerError> {
         .map_err(|error| malformed(&error.to_string()))?;
     let mut emits = Vec::with_capacity(entries.len());
     for entry in entries {
+        check_emit_name(&entry.name).map_err(|error| malformed(&error.to_string()))?;
         if packed.len() < entry.bytes as usize {
             return Err(short());
         }
@@ -332,5 +334,19 @@ mod tests {
         assert_eq!(unpack(packed.clone()).unwrap(), emits);
         assert!(unpack(packed.slice(..packed.len() - 1)).is_err());
         assert!(unpack(packed.slice(..3)).is_err());
+    }
+
+    #[test]
+    fn a_name_that_is_no_part_of_a_subject_is_not_unpacked() {
+        for name in ["", "a b", "a.b", "*", ">", "a\r\nPUB x", &"x".repeat(65)] {
+            let emit = Emit {
+                name: name.to_owned(),
+                boundary: 1,
+                index: 0,
+                bytes: Bytes::new(),
+            };
+            let error = unpack(pack(&[emit]).unwrap()).unwrap_err();
+            assert!(error.to_string().contains("1 to 64 characters"), "{error}");
+        }
     }
 }

@@ -35,11 +35,16 @@ impl ShiftedClock {
         clock
     }
 
-    fn environment(&self) -> [(String, String); 2] {
+    fn environment(&self) -> [(String, String); 3] {
         let path = |path: &PathBuf| path.display().to_string();
         [
             ("LD_PRELOAD".to_owned(), path(&self.library)),
             ("SHIFTED_CLOCK".to_owned(), path(&self.file)),
+            // A node has one clock.
+            (
+                "FIEC_PASS_ENV".to_owned(),
+                "LD_PRELOAD,SHIFTED_CLOCK".to_owned(),
+            ),
         ]
     }
 

@@ -159,7 +159,7 @@ impl Stage {
                     self.launch("fiec up", "fiec nodes", &[]).await.unwrap();
                 }
                 let up = self.up().expect("`fiec up` says where it is");
-                (up.nats, up.database)
+                (up.nats.expose().to_owned(), up.database.expose().to_owned())
             }
             Place::Servers => {
                 if self.servers.is_none() {

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::clock::ClockReading;
 use crate::envelope::EnvelopeNow;
 use crate::ids::{BoundaryIndex, Epoch, ExecutionId, InstanceId, NodeId, Timestamp};
+use crate::subjects;
 use crate::trust::NodeIdentity;
 
 pub use crate::substrate::{
@@ -221,6 +222,21 @@ pub struct HardwareVector {
 }
 
 impl HardwareVector {
+    /// Reads a message on `fiec.telemetry.<node>`. A vector counts only for the node of its subject.
+    /// So a permission to publish on that subject is a permission to speak for that node alone.
+    ///
+    /// # Errors
+    /// When it is no vector, or a vector of another node.
+    pub fn read(subject: &str, payload: &[u8]) -> Result<Self, serde_json::Error> {
+        let vector: Self = serde_json::from_slice(payload)?;
+        if subjects::parse_telemetry(subject).as_ref() != Some(&vector.node) {
+            let node = &vector.node;
+            let reason = format!("the vector is of node {node}, and its subject is {subject}");
+            return Err(serde::de::Error::custom(reason));
+        }
+        Ok(vector)
+    }
+
     /// The reading of a signal at the node itself (no device).
     pub fn host(&self, signal: Signal) -> Option<&Reading> {
         self.readings

@@ -58,6 +58,20 @@ pub fn is_name(text: &str) -> bool {
             .all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
 }
 
+/// Checks the name of an emitted message. It is the last part of a subject.
+///
+/// # Errors
+/// [`IdError::Name`] when it is not `[A-Za-z0-9_-]{1,64}`.
+pub fn check_emit_name(name: &str) -> Result<(), IdError> {
+    if is_name(name) {
+        return Ok(());
+    }
+    Err(IdError::Name {
+        kind: "emit: name",
+        text: shorten(name),
+    })
+}
+
 /// Parses a value from a borrowed string: a ledger message has dozens of them.
 pub(crate) struct Parsed<T> {
     expected: &'static str,

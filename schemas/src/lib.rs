@@ -26,6 +26,7 @@ pub mod programs;
 pub mod quota;
 pub mod requirements;
 pub mod scheduling;
+mod secret;
 pub mod spread;
 pub mod strict;
 pub mod subjects;
@@ -52,6 +53,7 @@ pub use ids::{
     BatchId, BatchName, BoundaryIndex, ClientId, Digest, Epoch, ExecutionId, IdError, InstanceId,
     NodeId, Ordinal, Sequence, Tenant, Timestamp,
 };
+pub use secret::Secret;
 pub use submission::{
     CommitPolicy, Contract, FieldError, LineError, OnFailure, Preferences, Requirements, Submission,
 };

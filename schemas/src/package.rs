@@ -2,6 +2,7 @@
 //! running program.
 
 use std::fmt;
+use std::io::Read;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -12,6 +13,12 @@ use crate::submission::FieldError;
 
 /// File name of a manifest in a package's folder.
 pub const MANIFEST_FILE: &str = "fiec.json";
+/// Longest manifest, in bytes.
+pub const MANIFEST_LIMIT: u64 = 256 * 1024;
+/// Most files in a package.
+pub const FILES_LIMIT: usize = 100_000;
+/// Most folders in a package.
+pub const FOLDERS_LIMIT: usize = 100_000;
 /// Largest artifact that may be pushed, in bytes.
 pub const ARTIFACT_LIMIT: u64 = 4 << 30;
 /// Longest `image` of a manifest, in bytes.
@@ -92,6 +99,22 @@ impl Limits {
 }
 
 impl Manifest {
+    /// Reads, parses and checks a manifest of at most [`MANIFEST_LIMIT`] bytes.
+    ///
+    /// # Errors
+    /// It cannot be read, is longer, or breaks a rule.
+    pub fn read(from: impl Read) -> Result<Self, FieldError> {
+        let unread = |reason: String| FieldError::new("", reason);
+        let mut text = Vec::new();
+        from.take(MANIFEST_LIMIT + 1)
+            .read_to_end(&mut text)
+            .map_err(|error| unread(error.to_string()))?;
+        if text.len() as u64 > MANIFEST_LIMIT {
+            return Err(unread(format!("it has more than {MANIFEST_LIMIT} bytes")));
+        }
+        Self::parse(&text)
+    }
+
     /// Parses and checks a manifest.
     ///
     /// # Errors
@@ -428,6 +451,17 @@ mod tests {
             Manifest::parse(br#"{"entry":["./run.sh"],"protocol":"state_dir","outputs":["r*"]}"#)
                 .unwrap();
         assert!(good.declares("result") && !good.declares("x"));
+    }
+
+    #[test]
+    fn a_manifest_is_read_up_to_its_limit() {
+        let mut text = br#"{"entry":["./run.sh"],"protocol":"state_dir"}"#.to_vec();
+        text.resize(MANIFEST_LIMIT as usize, b' ');
+        assert!(Manifest::read(&text[..]).is_ok());
+        // No more than the limit is taken from what never ends.
+        let endless = text[..].chain(std::io::repeat(b' '));
+        let refused = Manifest::read(endless).unwrap_err();
+        assert!(refused.reason.contains("262144 bytes"), "{refused}");
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::commands::{
 };
 use crate::context::Global;
 use crate::exit::{HELP, Outcome};
+use crate::terminal::LogWriter;
 use crate::{client, lab};
 
 /// Long computations that outlive their nodes: capsules, semantic boundaries, measured pressure,
@@ -204,13 +205,11 @@ fn log_to_stderr(global: &Global, service: bool) {
     });
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr);
+        .with_writer(|| LogWriter(std::io::stderr()));
     if global.log_json {
         subscriber.json().flatten_event(true).init();
     } else {
-        subscriber
-            .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-            .init();
+        subscriber.with_ansi(false).init();
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use clap::Args;
 use fiec_broker::{Broker, ConnectOptions};
-use fiec_schemas::Tenant;
+use fiec_schemas::{Secret, Tenant};
 use serde::{Deserialize, Serialize};
 
 use crate::client::Unreachable;
@@ -25,7 +25,7 @@ pub struct Global {
         help_heading = "Servers",
         hide_env_values = true
     )]
-    pub nats: Option<String>,
+    pub nats: Option<Secret>,
     /// NATS credentials file
     #[arg(
         long,
@@ -44,7 +44,7 @@ pub struct Global {
         help_heading = "Servers",
         hide_env_values = true
     )]
-    pub database: Option<String>,
+    pub database: Option<Secret>,
     /// Print JSON instead of tables
     #[arg(long, global = true)]
     pub json: bool,
@@ -80,9 +80,9 @@ pub struct UpFile {
     /// Process id of the `fiec up`.
     pub pid: u32,
     /// NATS URL, with its password.
-    pub nats: String,
+    pub nats: Secret,
     /// PostgreSQL URL, with its password.
-    pub database: String,
+    pub database: Secret,
 }
 
 impl UpFile {
@@ -140,7 +140,7 @@ impl Global {
     ///
     /// # Errors
     /// If none is given and no `fiec up` runs here.
-    pub fn nats_url(&self) -> anyhow::Result<String> {
+    pub fn nats_url(&self) -> anyhow::Result<Secret> {
         if let Some(url) = &self.nats {
             return Ok(url.clone());
         }
@@ -157,7 +157,7 @@ impl Global {
     ///
     /// # Errors
     /// If none is given and no `fiec up` runs here.
-    pub fn database_url(&self) -> anyhow::Result<String> {
+    pub fn database_url(&self) -> anyhow::Result<Secret> {
         if let Some(url) = &self.database {
             return Ok(url.clone());
         }
@@ -190,9 +190,9 @@ impl Global {
         sqlx::postgres::PgPoolOptions::new()
             .max_connections(4)
             .acquire_timeout(Duration::from_secs(5))
-            .connect(&url)
+            .connect(url.expose())
             .await
-            .map_err(|error| away(&url, error))
+            .map_err(|error| away(url.expose(), error))
     }
 }
 
@@ -230,4 +230,38 @@ pub fn who() -> String {
         .into_owned();
     let user = user.unwrap_or_else(|_| format!("uid-{}", rustix::process::getuid().as_raw()));
     format!("{user}@{host}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        global: Global,
+    }
+
+    #[test]
+    fn no_password_is_seen_in_a_log_and_the_file_keeps_it() {
+        let (nats, database) = ("nats://u:s3cret@h:1", "postgres://u:s3cret@h:2/fiec");
+        let line = Line::parse_from(["fiec", "--nats", nats, "--database", database]);
+        let shown = format!("{line:?}");
+        assert!(
+            shown.contains("nats: Some") && !shown.contains("s3cret"),
+            "{shown}"
+        );
+        assert_eq!(line.global.nats_url().unwrap().expose(), nats);
+        let file = UpFile {
+            pid: 1,
+            nats: nats.into(),
+            database: database.into(),
+        };
+        let shown = format!("{file:?}");
+        assert!(!shown.contains("s3cret"), "{shown}");
+        let text = serde_json::to_value(&file).unwrap();
+        let expected = serde_json::json!({"pid": 1, "nats": nats, "database": database});
+        assert_eq!(text, expected);
+    }
 }

@@ -1,20 +1,17 @@
 //! Makes a package's artifact: a tar. Its bytes depend only on the names, contents and execute
 //! permissions of the files, not on this machine or the time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::io::{BufWriter, Cursor, Read, Seek as _, Write as _};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use fiec_broker::store;
-use fiec_schemas::package::{ARTIFACT_LIMIT, MANIFEST_FILE, Manifest, Protocol};
+use fiec_schemas::package::{
+    ARTIFACT_LIMIT, FILES_LIMIT, FOLDERS_LIMIT, MANIFEST_FILE, Manifest, Protocol,
+};
 use fiec_schemas::{Digest, FieldError};
-
-/// Most files in a package. Workers have the same limit.
-const FILES_LIMIT: usize = 100_000;
-/// Longest manifest in bytes.
-const MANIFEST_LIMIT: u64 = 256 * 1024;
 
 /// Why a package cannot be made. Names the file, and the field if the error is in the manifest.
 #[derive(Debug, thiserror::Error)]
@@ -80,25 +77,16 @@ enum Source {
 /// If a file cannot be in a package, or the manifest breaks a rule.
 pub fn pack_folder(folder: &Path) -> Result<Packed, BadPackage> {
     let path = folder.join(MANIFEST_FILE);
-    let text = match std::fs::metadata(&path) {
-        Ok(found) if found.len() > MANIFEST_LIMIT => {
-            return Err(BadPackage::new(
-                &path,
-                format!("over {MANIFEST_LIMIT} bytes"),
-            ));
-        }
-        Ok(_) => std::fs::read(&path).map_err(BadPackage::because(&path))?,
-        Err(error) => {
-            return Err(BadPackage::new(
-                &path,
-                format!(
-                    "{error}; a package's folder needs a manifest, e.g. \
-                     {{\"entry\": [\"./run.sh\"], \"protocol\": \"state_dir\"}}"
-                ),
-            ));
-        }
-    };
-    let manifest = Manifest::parse(&text).map_err(|error| in_manifest(&path, &error))?;
+    let file = File::open(&path).map_err(|error| {
+        BadPackage::new(
+            &path,
+            format!(
+                "{error}; a package's folder needs a manifest, e.g. \
+                 {{\"entry\": [\"./run.sh\"], \"protocol\": \"state_dir\"}}"
+            ),
+        )
+    })?;
+    let manifest = Manifest::read(file).map_err(|error| in_manifest(&path, &error))?;
     let mut items = BTreeMap::new();
     collect(folder, "", &mut items)?;
     pack(folder, manifest, items)
@@ -203,6 +191,20 @@ fn pack(
                 "{} files with {all} bytes; at most {FILES_LIMIT} files with {ARTIFACT_LIMIT} \
                  bytes can be pushed",
                 items.len()
+            ),
+        ));
+    }
+    let folders: HashSet<&Path> = items
+        .keys()
+        .flat_map(|name| Path::new(name).ancestors().skip(1))
+        .collect();
+    // The package's own folder is one of them.
+    if folders.len() > FOLDERS_LIMIT + 1 {
+        return Err(BadPackage::new(
+            path,
+            format!(
+                "{} folders; at most {FOLDERS_LIMIT} can be pushed",
+                folders.len() - 1
             ),
         ));
     }

@@ -7,6 +7,7 @@
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
+use std::io;
 
 /// Replaces control characters, and characters that change the direction of writing, by escapes
 /// such as `\u001b`. Keeps line feeds and tabs.
@@ -38,9 +39,108 @@ fn is_unsafe(c: char) -> bool {
     }
 }
 
+/// Shows foreign bytes on a terminal, through [`safe`]. Bytes that are no UTF-8 become `\xff`.
+///
+/// # Errors
+/// If they cannot be read, or the terminal is gone.
+pub fn show(from: &mut impl io::Read, to: &mut impl io::Write) -> io::Result<()> {
+    let mut buffer = vec![0; 64 * 1024];
+    // Bytes of a character whose rest was not read yet.
+    let mut kept = 0;
+    loop {
+        let read = from.read(&mut buffer[kept..])?;
+        let filled = kept + read;
+        let chunks = buffer[..filled].utf8_chunks();
+        let last = chunks.last().map_or(&[][..], |chunk| chunk.invalid());
+        let is_cut = std::str::from_utf8(last).is_err_and(|error| error.error_len().is_none());
+        kept = if is_cut && read > 0 { last.len() } else { 0 };
+        let end = filled - kept;
+        for chunk in buffer[..end].utf8_chunks() {
+            to.write_all(safe(chunk.valid()).as_bytes())?;
+            for byte in chunk.invalid() {
+                write!(to, "\\x{byte:02x}")?;
+            }
+        }
+        buffer.copy_within(end..filled, 0);
+        if read == 0 {
+            return to.flush();
+        }
+    }
+}
+
+/// Where logs go, through [`safe`]. The subscriber itself escapes the message of an event, but no
+/// other field. So logs have no colours: here ESC of the subscriber looks like that of foreign text.
+#[derive(Debug, Clone, Copy)]
+pub struct LogWriter<W>(pub W);
+
+impl<W: io::Write> io::Write for LogWriter<W> {
+    /// Takes a whole line of the log, as the subscriber writes it.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(line);
+        self.0.write_all(safe(&text).as_bytes())?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::{Arc, Mutex};
+
+    /// Reads `step` bytes at a time.
+    struct Slow<'a>(&'a [u8], usize);
+
+    impl io::Read for Slow<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            let end = buffer.len().min(self.1);
+            self.0.read(&mut buffer[..end])
+        }
+    }
+
+    #[test]
+    fn foreign_bytes_are_shown_wherever_they_are_cut() {
+        let bytes = b"\xce\xc3\xa9\xff \xf0\x9f\x94\xac\x1b[2J\n\xf0\x9f";
+        for step in 1..=bytes.len() {
+            let mut shown = Vec::new();
+            show(&mut Slow(bytes, step), &mut shown).unwrap();
+            let shown = String::from_utf8(shown).unwrap();
+            assert_eq!(shown, "\\xceé\\xff 🔬\\u001b[2J\n\\xf0\\x9f", "{step}");
+        }
+    }
+
+    #[derive(Clone, Default)]
+    struct Terminal(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Terminal {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn foreign_text_in_a_log_is_no_command_to_the_terminal() {
+        let terminal = Terminal::default();
+        let shown = terminal.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(move || LogWriter(terminal.clone()))
+            .with_ansi(false)
+            .finish();
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::warn!(subject = %"a\rb\u{202e}c\u{1b}[2Jd", "x\re");
+        });
+        let shown = String::from_utf8(shown.0.lock().unwrap().clone()).unwrap();
+        assert!(shown.contains("a\\u000db\\u202ec\\u001b[2Jd"), "{shown:?}");
+        assert!(shown.contains("x\\u000de"), "{shown:?}");
+        assert!(!shown.trim_end().contains(is_unsafe), "{shown:?}");
+    }
 
     #[test]
     fn what_a_terminal_obeys_is_shown_and_nothing_else_changes() {

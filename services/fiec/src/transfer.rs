@@ -11,6 +11,8 @@ use fiec_schemas::Digest;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::io::{AsyncRead, AsyncWriteExt as _, ReadBuf};
 
+use crate::terminal::{self, safe};
+
 /// Transfers of at least this many bytes show a bar.
 const BAR_FROM: u64 = 16 << 20;
 
@@ -19,12 +21,17 @@ fn bar(bytes: u64, label: &str, quiet: bool) -> ProgressBar {
     if quiet || bytes < BAR_FROM || !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
+    labelled(bytes, label)
+}
+
+/// A bar with a label, which may come from a program.
+fn labelled(bytes: u64, label: &str) -> ProgressBar {
     let style = "{msg} {wide_bar:.cyan/dim} {bytes}/{total_bytes} {bytes_per_sec:.dim}";
     let style =
         ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
     ProgressBar::new(bytes)
         .with_style(style)
-        .with_message(label.to_owned())
+        .with_message(safe(label).into_owned())
 }
 
 struct Shown<R> {
@@ -68,7 +75,8 @@ pub async fn upload(
     stored
 }
 
-/// Writes an object to standard output, after it was fetched and checked.
+/// Writes an object to standard output, after it was fetched and checked. A terminal gets escapes
+/// in place of what it would obey; a pipe gets the exact bytes.
 ///
 /// # Errors
 /// If it is missing or damaged, the temporary folder has no space, or standard output is closed.
@@ -78,9 +86,12 @@ pub async fn print(broker: &Broker, digest: Digest) -> anyhow::Result<()> {
     store::get_data_to(broker, digest, u64::MAX, &mut writer, |_| {}).await?;
     writer.flush().await?;
     whole.rewind()?;
-    std::io::copy(&mut whole, &mut std::io::stdout().lock())
-        .context("cannot write to standard output")?;
-    Ok(())
+    let mut stdout = std::io::stdout().lock();
+    let written = match stdout.is_terminal() {
+        true => terminal::show(&mut whole, &mut stdout),
+        false => std::io::copy(&mut whole, &mut stdout).map(|_| ()),
+    };
+    written.context("cannot write to standard output")
 }
 
 /// Fetches an object into a file. The file appears complete and checked, or not at all. Returns its
@@ -123,4 +134,15 @@ pub async fn download(
     writer.sync_all().await.with_context(cannot)?;
     temporary.persist(into).with_context(cannot)?;
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_an_output_is_no_command_to_the_terminal() {
+        let bar = labelled(BAR_FROM, "x\u{1b}]0;owned\u{7}\r");
+        assert_eq!(bar.message(), "x\\u001b]0;owned\\u0007\\u000d");
+    }
 }

@@ -9,7 +9,7 @@ use clap::Args;
 use fiec::context::Global;
 use fiec::exit::Outcome;
 use fiec::ui;
-use fiec_schemas::Timestamp;
+use fiec_schemas::{Secret, Timestamp};
 use fiec_simulator::history::{MODELLED, RECORDED};
 use fiec_simulator::{Scenario, Summary};
 
@@ -21,7 +21,7 @@ use read::Found;
 pub struct ReplayArgs {
     /// PostgreSQL with the history [default: --database, or that of the `fiec up` running here]
     #[arg(long, value_name = "URL", hide_env_values = true)]
-    pub from_sql: Option<String>,
+    pub from_sql: Option<Secret>,
     /// Start: a time (RFC 3339) or a span before now, e.g. `24h`, `90m`
     #[arg(long, default_value = "24h", value_parser = moment)]
     pub since: Timestamp,

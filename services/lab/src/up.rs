@@ -82,15 +82,15 @@ pub async fn run(args: UpArgs, json: bool) -> anyhow::Result<Outcome> {
     .await?;
     let file = UpFile {
         pid: std::process::id(),
-        nats: cluster.servers.nats_url(),
-        database: cluster.servers.postgres_url().unwrap_or_default(),
+        nats: cluster.servers.nats_url().into(),
+        database: cluster.servers.postgres_url().unwrap_or_default().into(),
     };
     file.write()?;
     if json {
         println!(
             "{}",
-            json!({"pid": file.pid, "nats": file.nats, "database": file.database,
-                   "data_dir": cluster.data_dir()})
+            json!({"pid": file.pid, "nats": file.nats.expose(),
+                   "database": file.database.expose(), "data_dir": cluster.data_dir()})
         );
     } else {
         print_urls(&file, &cluster);
@@ -122,8 +122,8 @@ hold passwords: whoever has them runs programs as you):
   psql \"$FIEC_DATABASE_URL\" -c 'SELECT * FROM execution_summary'
 
 Ctrl-C ends everything.",
-        nats = file.nats,
-        database = file.database,
+        nats = file.nats.expose(),
+        database = file.database.expose(),
         logs = cluster.data_dir().join("logs").display()
     );
 }

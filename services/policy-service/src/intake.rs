@@ -4,7 +4,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use async_nats::HeaderMap;
 use async_nats::jetstream::{self, AckKind};
@@ -27,6 +27,9 @@ use crate::waiting::{KEEP_ALIVE, Waiting};
 /// API answers with ids before the broker has stamped the message. Without the header, the broker's
 /// time stamp counts.
 pub const STAMP_HEADER: &str = "Fiec-Stamp";
+/// Longest time between the header and the broker's time stamp. Waiting time raises the priority,
+/// so an older header would jump the queue.
+pub const STAMP_WITHIN: Duration = Duration::from_secs(10);
 /// Most messages that are checked as a whole at the same time.
 pub const VETTED_AT_ONCE: usize = 64;
 /// Longest excerpt of a rejected line, in bytes.
@@ -393,13 +396,14 @@ impl Intake {
     }
 }
 
-/// Time stamp from which ids derive that no client chose. The header fixes it. Without the header
-/// it is the broker's time stamp `published`, in ns since 1970.
+/// Time stamp from which ids derive that no client chose. The header fixes it, if it is close to the
+/// broker's time stamp `published`, in ns since 1970. Otherwise `published` counts.
 pub fn stamp(headers: Option<&HeaderMap>, published: i128) -> Timestamp {
-    headers
+    let published = i64::try_from(published / 1_000).unwrap_or_default();
+    let stamp = headers
         .and_then(|h| h.get(STAMP_HEADER)?.as_str().parse().ok())
-        .or_else(|| i64::try_from(published / 1_000).ok())
-        .map_or_else(Timestamp::default, Timestamp::from_micros)
+        .filter(|stamp: &i64| Duration::from_micros(stamp.abs_diff(published)) <= STAMP_WITHIN);
+    Timestamp::from_micros(stamp.unwrap_or(published))
 }
 
 fn batch_of(
@@ -590,5 +594,31 @@ impl Cursor {
         self.at += end + 1;
         self.number += 1;
         Some((self.number, line))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_old_stamp_jumps_no_queue() {
+        const PUBLISHED: i64 = 1_764_000_000_000_000;
+        let stamped = |value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(STAMP_HEADER, value);
+            stamp(Some(&headers), i128::from(PUBLISHED) * 1_000).micros()
+        };
+        for close in [PUBLISHED - 10_000_000, PUBLISHED, PUBLISHED + 10_000_000] {
+            assert_eq!(stamped(&close.to_string()), close);
+        }
+        for other in [0, -1, PUBLISHED - 10_000_001, i64::MIN, i64::MAX] {
+            assert_eq!(stamped(&other.to_string()), PUBLISHED, "{other}");
+        }
+        assert_eq!(stamped("soon"), PUBLISHED);
+        assert_eq!(
+            stamp(None, i128::from(PUBLISHED) * 1_000).micros(),
+            PUBLISHED
+        );
     }
 }

@@ -64,6 +64,8 @@ figures! {
         nodes: Gauge,
         /// Names that sent vectors and have not joined, as far as they are kept.
         strangers: Gauge,
+        /// Vectors that cannot be read, or that speak for another node than their subject.
+        unreadable_vectors: Counter,
         /// Clock of a node that has joined, less the broker's.
         node_clock_skew_seconds: ByNode,
     }

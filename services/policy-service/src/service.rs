@@ -10,6 +10,7 @@ use fiec_broker::{Broker, Ledger, UNACKNOWLEDGED, Upkeep, sight};
 use fiec_schemas::{InstanceId, author};
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
+use prometheus_client::metrics::counter::Counter;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -211,11 +212,13 @@ impl Life {
         });
         // Subscribe to live telemetry first, so that no vector is missed after the last ones.
         let (b, n) = (broker.clone(), news_tx.clone());
-        tasks.spawn(async move { ("telemetry", sources::telemetry(b, n).await) });
+        let unreadable = metrics.unreadable_vectors.clone();
+        tasks.spawn(async move { ("telemetry", sources::telemetry(b, unreadable, n).await) });
         let mut known = sources::known_nodes(&broker).await?;
         known.extend(sources::contained_programs(&broker).await);
         known.extend(reservation::quotas(&broker).await?);
-        core.preload(known, vectors(&broker).await).await;
+        let vectors = vectors(&broker, &metrics.unreadable_vectors).await;
+        core.preload(known, vectors).await;
         let (b, n) = (broker.clone(), news_tx.clone());
         tasks.spawn(async move { ("nodes", sources::nodes(b, n).await) });
         let (b, n) = (broker.clone(), news_tx.clone());
@@ -301,8 +304,8 @@ impl Life {
     }
 }
 
-async fn vectors(broker: &Broker) -> Vec<fiec_schemas::HardwareVector> {
-    match sources::last_vectors(broker).await {
+async fn vectors(broker: &Broker, unreadable: &Counter) -> Vec<fiec_schemas::HardwareVector> {
+    match sources::last_vectors(broker, unreadable).await {
         Ok(vectors) => vectors,
         Err(error) => {
             tracing::warn!(%error, "starting without the last vectors; nodes are unknown until they speak");

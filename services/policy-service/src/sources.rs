@@ -16,6 +16,7 @@ use fiec_schemas::{
     Glance, HardwareVector, InstanceId, NodeDescriptor, NodeFlags, NodeId, subjects,
 };
 use futures_util::StreamExt;
+use prometheus_client::metrics::counter::Counter;
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc::Sender;
 
@@ -217,8 +218,23 @@ fn read<T: DeserializeOwned>(what: &str, payload: &[u8]) -> Option<T> {
         .ok()
 }
 
+/// Reads a vector. Counts a message that is none, or that speaks for another node.
+fn vector(message: &async_nats::Message, unreadable: &Counter) -> Option<HardwareVector> {
+    HardwareVector::read(&message.subject, &message.payload)
+        .inspect_err(|error| {
+            unreadable.inc();
+            let subject = &message.subject;
+            tracing::warn!(%subject, %error, "a vector was passed over");
+        })
+        .ok()
+}
+
 /// Vectors, live.
-pub async fn telemetry(broker: Broker, news: Sender<News>) -> Result<(), ServiceError> {
+pub async fn telemetry(
+    broker: Broker,
+    unreadable: Counter,
+    news: Sender<News>,
+) -> Result<(), ServiceError> {
     again("telemetry", || async {
         let mut messages = broker
             .client
@@ -226,8 +242,8 @@ pub async fn telemetry(broker: Broker, news: Sender<News>) -> Result<(), Service
             .await
             .map_err(BrokerError::operation("subscribe to telemetry"))?;
         while let Some(message) = messages.next().await {
-            if let Some(vector) = read(&message.subject, &message.payload) {
-                let _ = news.send(News::Vector(vector)).await;
+            if let Some(vector) = vector(&message, &unreadable) {
+                let _ = news.send(News::Vector(Box::new(vector))).await;
             }
         }
         Ok(())
@@ -257,7 +273,10 @@ pub async fn verdicts(broker: Broker, news: Sender<News>) -> Result<(), ServiceE
 ///
 /// # Errors
 /// If the broker does not deliver them.
-pub async fn last_vectors(broker: &Broker) -> Result<Vec<HardwareVector>, BrokerError> {
+pub async fn last_vectors(
+    broker: &Broker,
+    unreadable: &Counter,
+) -> Result<Vec<HardwareVector>, BrokerError> {
     let consumer = broker
         .js
         .create_consumer_on_stream(
@@ -280,7 +299,7 @@ pub async fn last_vectors(broker: &Broker) -> Result<Vec<HardwareVector>, Broker
         .map_err(BrokerError::operation("read the last vectors"))?;
     let mut vectors = Vec::new();
     while let Some(message) = next_fetched(&mut messages, "read the last vectors").await? {
-        vectors.extend(read::<HardwareVector>(&message.subject, &message.payload));
+        vectors.extend(vector(&message, unreadable));
     }
     Ok(vectors)
 }

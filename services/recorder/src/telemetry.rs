@@ -131,8 +131,8 @@ async fn listen(
             () = shared.stop.cancelled() => break,
             message = vectors.next() => {
                 let Some(message) = message else { break };
-                let Ok(mut vector) = serde_json::from_slice::<HardwareVector>(&message.payload)
-                else {
+                let vector = HardwareVector::read(&message.subject, &message.payload);
+                let Ok(mut vector) = vector else {
                     metrics.unreadable.inc();
                     continue;
                 };

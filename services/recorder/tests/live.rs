@@ -419,6 +419,38 @@ async fn values_that_no_column_can_hold_do_not_stop_the_recording_of_vectors() {
     recorder.await.unwrap().unwrap();
 }
 
+#[tokio::test]
+async fn a_vector_counts_for_the_node_of_its_subject_alone() {
+    let (_servers, broker, pool) = servers().await;
+    let (stop, recorder) = start(&broker, &pool);
+    // The recorder does not get what was published before it listened, so this publishes again. A
+    // value that moves is a row each time.
+    let speak = async {
+        for round in 0_u32.. {
+            let value = f64::from(round % 2);
+            for node in ["victim", "speaker"] {
+                let payload = serde_json::to_vec(&vector(node, value)).unwrap();
+                let sent = broker
+                    .client
+                    .publish("fiec.telemetry.speaker", payload.into());
+                sent.await.unwrap();
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    let own = "SELECT least(count(*), 2) FROM hardware_vectors WHERE node = 'speaker'";
+    tokio::select! {
+        () = speak => {}
+        () = until(&pool, own, 2) => {}
+    }
+    // A vector of the victim came before the second one of the speaker.
+    let forged = "SELECT count(*) FROM hardware_vectors WHERE node = 'victim'";
+    let forged: i64 = sqlx::query_scalar(forged).fetch_one(&pool).await.unwrap();
+    assert_eq!(forged, 0);
+    stop.cancel();
+    recorder.await.unwrap().unwrap();
+}
+
 fn vector(node: &str, value: f64) -> HardwareVector {
     let at = Timestamp::now();
     HardwareVector {

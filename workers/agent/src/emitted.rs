@@ -11,6 +11,7 @@ use fiec_broker::outbox::{self, Emit};
 use fiec_broker::{BrokerError, Tip, leader};
 use fiec_kit::frames;
 use fiec_schemas::event::{Outbox, Requested};
+use fiec_schemas::ids::check_emit_name;
 use fiec_schemas::{Event, ExecutionState, Fault, Phase, RequestKind, Sequence};
 use tokio::time::Instant;
 
@@ -36,13 +37,7 @@ const COUNT_LIMIT: usize = 2 * frames::EMITS_LIMIT;
 const BYTES_LIMIT: usize = 2 * frames::EMIT_BYTES_LIMIT;
 
 fn read(emit: frames::Emit) -> Result<Emit, String> {
-    let fits = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-    if emit.name.is_empty() || emit.name.len() > 64 || !emit.name.chars().all(fits) {
-        return Err(format!(
-            "emit: the name {:?} must have 1 to 64 letters, digits, '_' or '-'",
-            emit.name
-        ));
-    }
+    check_emit_name(&emit.name).map_err(|error| error.to_string())?;
     let bytes = STANDARD.decode(&emit.data);
     Ok(Emit {
         bytes: bytes

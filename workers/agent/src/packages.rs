@@ -283,9 +283,9 @@ async fn fetch_to(
     let unpacked = tokio::task::spawn_blocking(move || {
         let artifact = BufReader::new(File::open(tar).map_err(|e| e.to_string())?);
         let bytes = unpack(artifact, &folder, record.bytes).map_err(|e| e.to_string())?;
-        let text = std::fs::read(folder.join(MANIFEST_FILE))
+        let file = File::open(folder.join(MANIFEST_FILE))
             .map_err(|error| format!("{MANIFEST_FILE}: {error}"))?;
-        match Manifest::parse(&text) {
+        match Manifest::read(file) {
             Ok(manifest) if manifest == record.manifest => Ok(Fetched {
                 path: folder,
                 bytes,

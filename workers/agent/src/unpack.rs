@@ -1,14 +1,18 @@
 //! Unpacks a package's artifact: only regular files inside the folder, whatever the tar says.
 
+use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 
-/// Files that one package may have.
-pub const FILES_LIMIT: u64 = 100_000;
+use fiec_schemas::package::{FILES_LIMIT, FOLDERS_LIMIT};
+
 /// Most nested folders.
 const DEPTH_LIMIT: usize = 64;
+/// Longest path of a file, in bytes. The kernel takes no longer ones.
+const PATH_LIMIT: u64 = 4_096;
 
 fn bad(reason: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, reason)
@@ -34,20 +38,65 @@ fn inside(path: &Path) -> io::Result<PathBuf> {
     Ok(clean)
 }
 
+/// Reads the path of the next entry from an entry of its own, which long paths have.
+fn read_long_path(entry: &mut tar::Entry<'_, impl Read>) -> io::Result<PathBuf> {
+    let mut path = Vec::new();
+    entry.take(PATH_LIMIT + 1).read_to_end(&mut path)?;
+    if path.len() as u64 > PATH_LIMIT {
+        return Err(bad(format!("a path has more than {PATH_LIMIT} bytes")));
+    }
+    // A NUL ends it.
+    path.pop_if(|last| *last == 0);
+    Ok(OsString::from_vec(path).into())
+}
+
+/// Creates the folders above a file of a package, and returns how many are new.
+fn create_folders(root: &Path, file: &Path) -> io::Result<usize> {
+    let mut folder = root.to_owned();
+    let mut new = 0;
+    for part in file.parent().into_iter().flat_map(Path::components) {
+        folder.push(part);
+        match std::fs::create_dir(&folder) {
+            Ok(()) => new += 1,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(new)
+}
+
 /// Unpacks a tar into a new folder, and returns the bytes of its files, at most `limit`. After an
 /// error the caller removes the partial folder.
 ///
 /// # Errors
-/// A link, a device, a path that leaves the folder, too many files or bytes, or a file system
-/// error.
+/// A link, a device, a path that leaves the folder, too many files, folders or bytes, or a file
+/// system error.
 pub fn unpack(artifact: impl Read, into: &Path, limit: u64) -> io::Result<u64> {
+    unpack_within(artifact, into, limit, FOLDERS_LIMIT)
+}
+
+fn unpack_within(
+    artifact: impl Read,
+    into: &Path,
+    limit: u64,
+    folders_limit: usize,
+) -> io::Result<u64> {
     std::fs::create_dir(into)?;
     let mut archive = tar::Archive::new(artifact);
-    let (mut bytes, mut files) = (0u64, 0u64);
-    for entry in archive.entries()? {
+    let (mut bytes, mut files, mut folders) = (0u64, 0, 0);
+    let mut long_path = None;
+    // Raw: otherwise the library reads a long path or a PAX header into memory, whatever its size.
+    for entry in archive.entries()?.raw(true) {
         let mut entry = entry?;
-        let path = entry.path()?.into_owned();
         let kind = entry.header().entry_type();
+        if kind.is_gnu_longname() {
+            long_path = Some(read_long_path(&mut entry)?);
+            continue;
+        }
+        let path = match long_path.take() {
+            Some(path) => path,
+            None => entry.path()?.into_owned(),
+        };
         if !kind.is_file() {
             return Err(bad(format!(
                 "{path:?} is no regular file ({kind:?}); packages hold nothing else"
@@ -60,10 +109,14 @@ pub fn unpack(artifact: impl Read, into: &Path, limit: u64) -> io::Result<u64> {
                 "it unpacks to more than the {limit} bytes or {FILES_LIMIT} files allowed"
             )));
         }
-        let target = into.join(inside(&path)?);
-        if let Some(folder) = target.parent() {
-            std::fs::create_dir_all(folder)?;
+        let path = inside(&path)?;
+        folders += create_folders(into, &path)?;
+        if folders > folders_limit {
+            return Err(bad(format!(
+                "it unpacks to more than the {folders_limit} folders allowed"
+            )));
         }
+        let target = into.join(&path);
         let executable = entry.header().mode()? & 0o111 != 0;
         // Never through a link and never twice: the folder is new and has no links.
         let mut file = OpenOptions::new()
@@ -150,12 +203,34 @@ mod tests {
         let device = entry(EntryType::Char, "x", b"", 0o666);
         assert!(reason(&device, 100).contains("no regular file"));
         assert!(reason(&file("x", &[0; 200]), 100).contains("100 bytes"));
+        let long = entry(EntryType::GNULongName, "x", &[b'a'; 8_192], 0o644);
+        assert!(reason(&long, 100).contains("4096 bytes"));
+        let pax = entry(EntryType::XHeader, "x", b"12 path=a/b\n", 0o644);
+        assert!(reason(&pax, 100).contains("no regular file"));
         let mut twice = file("x", b"a");
         twice.truncate(1024);
         twice.extend(file("x", b"b"));
         let dir = tempfile::tempdir().unwrap();
         let error = unpack(&twice[..], &dir.path().join("p"), 100).unwrap_err();
         assert!(error.to_string().contains("twice"), "{error}");
+    }
+
+    #[test]
+    fn more_folders_than_allowed_are_refused() {
+        let mut builder = Builder::new(Vec::new());
+        for path in ["a/b/c/x", "a/b/d/x", "a/b/d/y", "e/x", "z"] {
+            let mut header = Header::new_gnu();
+            header.set_path(path).unwrap();
+            header.set_mode(0o644);
+            header.set_size(0);
+            header.set_cksum();
+            builder.append(&header, &[][..]).unwrap();
+        }
+        let tar = builder.into_inner().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        unpack_within(&tar[..], &dir.path().join("five"), 0, 5).unwrap();
+        let refused = unpack_within(&tar[..], &dir.path().join("four"), 0, 4).unwrap_err();
+        assert!(refused.to_string().contains("4 folders"), "{refused}");
     }
 
     #[test]

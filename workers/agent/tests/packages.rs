@@ -182,6 +182,11 @@ async fn a_package_is_fetched_once_and_a_bad_one_is_refused_and_leaves_nothing()
             .await
             .contains("not the registered one")
     );
+    let long = format!("{text}{}", " ".repeat(300 * 1024));
+    world
+        .register("xlong@1", &tar(&[("fiec.json", Some(&long))]))
+        .await;
+    assert!(reason("xlong@1").await.contains("262144 bytes"));
     world.register("xnoise@1", b"no tar at all").await;
     assert!(reason("xnoise@1").await.contains("cannot be used"));
     let gone = world

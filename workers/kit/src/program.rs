@@ -10,6 +10,7 @@ use std::time::SystemTime;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use fiec_kernels::device::{Devices, NoDevices};
+use fiec_schemas::ids::check_emit_name;
 use fiec_schemas::limits::RESULT_LIMIT;
 use fiec_schemas::package::Grant;
 use fiec_schemas::programs::TileRange;
@@ -366,12 +367,7 @@ impl Capsule {
     /// messages or [`EMIT_BYTES_LIMIT`] bytes.
     pub fn emit(&mut self, name: &str, bytes: &[u8]) -> Result<(), ProgramError> {
         let boundary = self.index + 1;
-        let fits = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-        if name.is_empty() || name.len() > 64 || !name.chars().all(fits) {
-            return Err(ProgramError::Permanent(format!(
-                "emit: the name {name:?} must have 1 to 64 letters, digits, '_' or '-'"
-            )));
-        }
+        check_emit_name(name).map_err(|error| ProgramError::Permanent(error.to_string()))?;
         let own = self
             .emits
             .iter()

@@ -8,7 +8,7 @@ use fiec_broker::copies::Copies;
 use fiec_broker::{Broker, BrokerClock, ConnectOptions, without_secrets};
 use fiec_recorder::PgTime;
 use fiec_schemas::messages::Viability;
-use fiec_schemas::{ClockReading, subjects};
+use fiec_schemas::{ClockReading, Secret, subjects};
 use serde_json::json;
 use sqlx::{PgPool, Row as _};
 
@@ -116,8 +116,8 @@ pub async fn run(global: &Global, more: Vec<Check>) -> anyhow::Result<Outcome> {
 }
 
 /// Checks the broker. Returns its clock for further checks.
-async fn broker(url: &str) -> (Vec<Check>, Option<BrokerClock>) {
-    let mut options = ConnectOptions::new(url, "fiec doctor");
+async fn broker(url: &Secret) -> (Vec<Check>, Option<BrokerClock>) {
+    let mut options = ConnectOptions::new(url.clone(), "fiec doctor");
     options.timeout = Duration::from_secs(3);
     let broker = match Broker::connect(options).await {
         Ok(broker) => broker,
@@ -137,7 +137,7 @@ async fn broker(url: &str) -> (Vec<Check>, Option<BrokerClock>) {
         format!(
             "{} at {}, max payload {}",
             server.version,
-            without_secrets(url),
+            without_secrets(url.expose()),
             server.max_payload
         ),
     )];

@@ -57,7 +57,7 @@ pub async fn setup(args: SetupArgs, global: &Global) -> anyhow::Result<Outcome> 
     let mut recorded = BTreeMap::new();
     match global.database_url() {
         Ok(url) => {
-            let pool = fiec_recorder::connect(&url).await?;
+            let pool = fiec_recorder::connect(url.expose()).await?;
             fiec_recorder::migrate(&pool).await?;
             recorded = fiec_recorder::checkpoints(&pool).await?;
             println!("tables, views and roles are as they should be");
@@ -426,7 +426,7 @@ fn parse_collect_days(text: &str) -> Result<u32, String> {
 pub async fn recorder(args: RecorderArgs, global: &Global) -> anyhow::Result<Outcome> {
     hide();
     let broker = global.broker("recorder").await?;
-    let pool = fiec_recorder::connect(&global.database_url()?).await?;
+    let pool = fiec_recorder::connect(global.database_url()?.expose()).await?;
     let mut collection = fiec_recorder::Collection {
         after: (args.collect_days > 0)
             .then(|| Duration::from_secs(u64::from(args.collect_days) * 86_400)),

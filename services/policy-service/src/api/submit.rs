@@ -2,6 +2,7 @@
 //! `FIEC_SUBMIT` as one message, each with its own line number.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use async_nats::jetstream::message::PublishMessage;
 use bytes::Bytes;
@@ -16,6 +17,11 @@ use crate::intake::{STAMP_HEADER, excerpt, name};
 use crate::reading::{Verdict, Vetted};
 use crate::refusal::Refusal;
 use crate::vetting::{self, There};
+
+/// Time limit of the broker's acknowledgement. A message that it stores later than
+/// [`STAMP_WITHIN`](crate::intake::STAMP_WITHIN) gets other ids than the answer says. The difference
+/// is more than the error of the measured clock.
+const STORED_WITHIN: Duration = Duration::from_secs(8);
 
 impl Api {
     /// Answers a submission. `atomic`: all lines are accepted, or none.
@@ -158,14 +164,15 @@ impl Api {
                  every line has an id"
             ))
         };
-        let ack = self
-            .effects
-            .broker
-            .js
-            .send_publish(subjects::submit(tenant), message)
+        let js = &self.effects.broker.js;
+        let stored = async {
+            js.send_publish(subjects::submit(tenant), message)
+                .await?
+                .await
+        };
+        let ack = tokio::time::timeout(STORED_WITHIN, stored)
             .await
             .map_err(|error| failed(&error))?
-            .await
             .map_err(|error| failed(&error))?;
         let batch = several.then(|| BatchId::from_submission(tenant, stamp, ack.sequence));
         let mut batches = Vec::new();

@@ -56,6 +56,21 @@ pub(super) enum Next {
     Over,
 }
 
+impl Unread {
+    /// Asks another copy: the one that was asked may have lost its leader, or its server.
+    ///
+    /// # Errors
+    /// The error, if the copies have failed or lagged behind for too long.
+    fn pardon(&mut self, error: BrokerError) -> Result<(), BrokerError> {
+        if self.since.elapsed() >= LAG {
+            return Err(error);
+        }
+        tracing::debug!(%error, "a copy of the ledgers does not answer; another is asked");
+        self.is_over = true;
+        Ok(())
+    }
+}
+
 impl Api {
     /// Requests them. Returns `None` if there are no ledgers.
     pub(super) async fn unread(&self, tenant: &Tenant) -> Result<Option<Unread>, BrokerError> {
@@ -122,12 +137,22 @@ impl Api {
                 tokio::time::sleep(ANOTHER).await;
                 // A void message is removed by its author.
                 unread.up_to = self.last_of_all(tenant).await?.unwrap_or(0);
-                unread.messages = self.consume(tenant).await?;
+                match self.consume(tenant).await {
+                    Ok(messages) => unread.messages = messages,
+                    Err(error) => {
+                        unread.pardon(error)?;
+                        continue;
+                    }
+                }
                 (unread.is_over, unread.heard) = (false, Instant::now());
             }
             let until = deadline.min(unread.heard + SILENCE);
             let message = match tokio::time::timeout_at(until, unread.messages.next()).await {
-                Ok(Some(message)) => message.map_err(BrokerError::operation(READ))?,
+                Ok(Some(Ok(message))) => message,
+                Ok(Some(Err(error))) => {
+                    unread.pardon(BrokerError::operation(READ)(error))?;
+                    continue;
+                }
                 Ok(None) => {
                     unread.is_over = true;
                     continue;

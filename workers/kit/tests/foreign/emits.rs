@@ -73,7 +73,7 @@ fn what_cannot_be_emitted_is_a_failure_that_says_why() {
     for (script, word) in [
         (
             "echo x > \"$FIEC_OUTBOX/a b\"; exit 85",
-            "\"a b\" must have 1 to 64",
+            "\"a b\" must be 1 to 64",
         ),
         (
             "i=0; while [ $i -lt 129 ]; do echo > \"$FIEC_OUTBOX/a.$i\"; i=$((i+1)); done; exit 85",
