@@ -4,6 +4,9 @@ use std::collections::BTreeSet;
 use std::os::fd::AsRawFd as _;
 use std::path::Path;
 
+use async_nats::jetstream::consumer::{AckPolicy, pull};
+use fiec_schemas::subjects;
+use futures_util::StreamExt as _;
 use serde_json::{Value, json};
 
 use super::python_program::package;
@@ -104,7 +107,8 @@ async fn a_program_sees_no_secret_and_no_file_of_its_worker_and_gains_no_privile
         ("json_lines", BY_THE_KIT, &["FIEC_SOCKET"]),
         ("state_dir", BY_FILES, &["FIEC_STATE_DIR"]),
     ] {
-        let seen = seen_by(&lab, protocol, rest).await;
+        let text = format!("{SEEN}{rest}");
+        let seen = result_of(&lab, protocol, &text, &json!({})).await;
         let text = seen.to_string();
         assert!(!text.contains(SECRET), "{protocol}: {text}");
         assert!(!text.contains("left-open"), "{protocol}: {text}");
@@ -131,11 +135,103 @@ async fn a_program_sees_no_secret_and_no_file_of_its_worker_and_gains_no_privile
     lab.end().await;
 }
 
-/// Submits the program and returns its result.
-async fn seen_by(lab: &Lab, protocol: &str, rest: &str) -> Value {
+/// What a program finds of the variables of its submission. It shows nobody the secret itself.
+const FOUND: &str = "import hashlib, json, os
+
+def text(path):
+    try:
+        with open(path, 'rb') as file:
+            return file.read()
+    except OSError:
+        return b''
+
+def seen():
+    token = os.environ['TOKEN'].encode()
+    commands = [text(f'/proc/{pid}/cmdline') for pid in os.listdir('/proc') if pid.isdigit()]
+    return {
+        'plain': os.environ['PLAIN'],
+        'token': hashlib.sha256(token).hexdigest(),
+        'shown': any(token in command for command in commands),
+        'threads': [os.environ[name] for name in ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS',
+                                                  'MKL_NUM_THREADS')],
+    }
+";
+
+#[tokio::test]
+async fn a_secret_of_a_node_reaches_the_program_that_names_it_and_no_message() {
+    let mut lab = Lab::start(workers(1)).await;
+    let secrets = lab.path("secrets");
+    std::fs::create_dir_all(&secrets).unwrap();
+    std::fs::write(secrets.join("hub.token"), format!("{SECRET}\n")).unwrap();
+    let allow = ("FIEC_ALLOW_PROGRAM".to_owned(), "see-*@1".to_owned());
+    let path = ("PATH".to_owned(), path());
+    // It allows the program, but has no such file.
+    let without = lab.start_worker_in(&[allow.clone(), path.clone()]).unwrap();
+    let folder = secrets.display().to_string();
+    let secrets = ("FIEC_SECRET_DIR".to_owned(), folder);
+    let node = lab.start_worker_in(&[allow, path, secrets]).unwrap();
+
+    let env = json!({"TOKEN": {"file": "hub.token"}, "PLAIN": "a \"b\" 'c'",
+        "OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "2"});
+    let line = json!({"env": env, "requires": {"nodes": [without, node]}});
+    for (protocol, rest) in [
+        ("frames", BY_THE_KIT),
+        ("json_lines", BY_THE_KIT),
+        ("state_dir", BY_FILES),
+    ] {
+        let found = result_of(&lab, protocol, &format!("{FOUND}{rest}"), &line).await;
+        let expected = json!({
+            "plain": "a \"b\" 'c'",
+            "token": sha256_of(SECRET),
+            "shown": false,
+            "threads": ["3", "3", "2"],
+        });
+        assert_eq!(found, expected, "{protocol}");
+    }
+    for stream in [subjects::LEDGER_STREAM, subjects::LOG_STREAM] {
+        for message in messages(&lab, stream).await {
+            assert!(!message.contains(SECRET), "{stream}: {message}");
+        }
+    }
+    for process in &lab.workers {
+        assert!(!process.tail(usize::MAX).contains(SECRET));
+    }
+    lab.end().await;
+}
+
+fn sha256_of(text: &str) -> String {
+    let mut command = std::process::Command::new("python3");
+    command.args([
+        "-c",
+        "import hashlib, sys; print(hashlib.sha256(sys.argv[1].encode()).hexdigest())",
+        text,
+    ]);
+    success(command.output().unwrap()).0.trim().to_owned()
+}
+
+/// The messages of a stream.
+async fn messages(lab: &Lab, stream: &str) -> Vec<String> {
+    let config = pull::Config {
+        ack_policy: AckPolicy::None,
+        ..Default::default()
+    };
+    let consumer = lab.broker.js.create_consumer_on_stream(config, stream);
+    let consumer = consumer.await.unwrap();
+    let there = usize::try_from(consumer.cached_info().num_pending).unwrap();
+    assert!(stream != subjects::LEDGER_STREAM || there > 0);
+    let messages = consumer.fetch().max_messages(there).messages().await;
+    let messages = messages.unwrap().map(|message| {
+        let message = message.unwrap();
+        String::from_utf8_lossy(&message.payload).into_owned()
+    });
+    messages.collect().await
+}
+
+/// Submits a program with the rest of its line, and returns its result.
+async fn result_of(lab: &Lab, protocol: &str, text: &str, rest: &Value) -> Value {
     let folder = lab.path(protocol);
     std::fs::create_dir_all(&folder).unwrap();
-    let script = lab.file(&format!("{protocol}.py"), format!("{SEEN}{rest}"));
+    let script = lab.file(&format!("{protocol}.py"), text);
     let name = Path::new(&script).file_name().unwrap().to_str().unwrap();
     package(&folder, &script, &["python3", "-B", name], protocol, &[]);
     let program = format!("see-{}@1", protocol.replace('_', "-"));
@@ -143,7 +239,10 @@ async fn seen_by(lab: &Lab, protocol: &str, rest: &str) -> Value {
     lab.fiec(&["program", "push", &program, &folder])
         .await
         .expect(0);
-    let id = lab.publish(protocol, &program, &json!({})).await;
+    let mut line = json!({"id": protocol, "program": program});
+    let fields = line.as_object_mut().unwrap();
+    fields.extend(rest.as_object().unwrap().clone());
+    let id = lab.publish_json(&line).await;
     lab.journal.ended(id, "completed").await;
     let ran = lab.fiec(&["result", &id.to_string()]).await.expect(0);
     serde_json::from_str(&ran.stdout).unwrap()

@@ -17,6 +17,7 @@ use crate::scheduling::{self, Array, Deadline, Dependency, Gang, Reallocation, W
 use crate::spread::{self, Spread};
 use crate::strict::Strict;
 use crate::trust::Verify;
+use crate::variables::{self, Variables};
 
 pub use crate::machine::MachineRequirement;
 pub use crate::requirements::{
@@ -129,6 +130,9 @@ pub struct Submission {
     /// The program's parameters.
     #[serde(default = "empty_object", skip_serializing_if = "is_empty_object")]
     pub params: Value,
+    /// Variables of the program's environment, by their names.
+    #[serde(default, skip_serializing_if = "Variables::is_empty")]
+    pub env: Variables,
     /// When boundaries become durable.
     #[serde(default, skip_serializing_if = "is_default")]
     pub commit: CommitPolicy,
@@ -232,6 +236,7 @@ impl Submission {
             batch: None,
             program: program.to_owned(),
             params: empty_object(),
+            env: Variables::new(),
             commit: CommitPolicy::default(),
             viability: Thresholds::new(),
             retries: DEFAULT_RETRIES,
@@ -298,6 +303,7 @@ impl Submission {
         if self.labels.len() > 32 {
             return Err(FieldError::new("labels", "at most 32 are allowed"));
         }
+        variables::check(&self.env, &self.program)?;
         scheduling::check(self)?;
         spread::check(self)?;
         if self.on_failure == OnFailure::Hold && self.spread.is_some() {

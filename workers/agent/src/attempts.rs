@@ -15,7 +15,7 @@ use fiec_schemas::{Event, Fault, Owner, Submission};
 use tokio::time::Instant;
 
 use crate::ahead;
-use crate::child_process::Child;
+use crate::child_process::{Child, Setting};
 use crate::endings::{Exit, Loss, failure, killed};
 use crate::large;
 use crate::message::{After, Message, backoff};
@@ -171,15 +171,18 @@ impl Runner {
         let execution = self.tip.state.execution;
         let package = self.program.package().cloned();
         let pool = self.shared.pool.clone();
-        let device = self.device();
-        let taken = pool.take(&key, execution, package.as_ref(), device.as_deref());
+        let setting = Setting {
+            device: self.device(),
+            values: self.values.clone(),
+        };
+        let taken = pool.take(&key, execution, package.as_ref(), &setting);
         let taken = Box::pin(taken).await;
         self.take_memory_back();
         let mut child = match taken {
             Ok(child) => child,
             Err(error) => return Box::pin(self.not_started(error)).await,
         };
-        let told = package.as_ref().map(|p| p.told.clone());
+        let told = package.as_ref().map(|p| p.told(&setting.values));
         let mut run = order_to_run(&self.shared, &self.tip.state, &self.spec, told);
         run.interval_ms = self.paced();
         if let Some(grant) = &self.grant {
@@ -213,7 +216,7 @@ impl Runner {
                 return Box::pin(self.died(child)).await;
             }
             // It died while idle. A fresh child has served nobody.
-            child = match Box::pin(pool.fresh(&key, package.as_ref(), device.as_deref())).await {
+            child = match Box::pin(pool.fresh(&key, package.as_ref(), &setting)).await {
                 Ok(child) => child,
                 Err(error) => return Box::pin(self.not_started(error)).await,
             };

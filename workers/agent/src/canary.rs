@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::child_process::Child;
+use crate::child_process::{Child, Setting};
 use crate::claim::Claim;
 use crate::shared::Shared;
 
@@ -325,11 +325,14 @@ async fn compute(shared: &Arc<Shared>, substrate: &str) -> Result<Value, Ended> 
         spread: None,
         merge: None,
     }));
-    let taken = shared.pool.take(&key, execution, None, None).await;
+    let taken = shared
+        .pool
+        .take(&key, execution, None, &Setting::default())
+        .await;
     let mut child = taken.map_err(|error| machine(&error))?;
     if child.order(&order, &[]).await.is_err() {
         // The child died while it was idle.
-        let fresh = shared.pool.fresh(&key, None, None).await;
+        let fresh = shared.pool.fresh(&key, None, &Setting::default()).await;
         child = fresh.map_err(|error| machine(&error))?;
         child.order(&order, &[]).await.map_err(|e| machine(&e))?;
     }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use fiec_kit::frames::{
     DATA_DIR_ENV, FrameError, INPUT_DIRS_ENV, Order, RUN_FOLDER_ENV, SOCKET_ENV,
 };
-use fiec_kit::launch::{self, Kind, Rules, Said};
+use fiec_kit::launch::{self, Kind, Rules, Said, Values};
 use fiec_kit::room::Room;
 use fiec_kit::simulated::SIMULATED_DEVICES_ENV;
 use fiec_kit::start::NotStarted;
@@ -123,9 +123,18 @@ enum Who {
         keeper: String,
         /// Its folder, in which it runs.
         folder: PathBuf,
-        /// The device that it sees.
-        device: Option<String>,
+        /// What it sees.
+        setting: Setting,
     },
+}
+
+/// What a package's own process sees. It is settled when the process starts.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Setting {
+    /// The device that it may use.
+    pub device: Option<String>,
+    /// The variables that the submission sets.
+    pub values: Values,
 }
 
 /// Starts children.
@@ -166,8 +175,8 @@ pub struct ChildProcess {
     pub spent: bool,
     /// The device whose context it holds while it is idle.
     pub context: Option<String>,
-    /// The device that a package's own process sees.
-    pub sees: Option<String>,
+    /// What a package's own process sees.
+    pub sees: Option<Setting>,
     /// The processors that it is confined to. Empty means the worker's own.
     confined: Vec<u32>,
     body: Option<Body>,
@@ -253,8 +262,11 @@ fn start(launch: &Launch, ground: &Ground) -> io::Result<Raw> {
             }
             Kind::Own
         }
-        Who::Package { folder, device, .. } => {
-            ground.rules.prepare(&mut command, device.as_deref());
+        Who::Package {
+            folder, setting, ..
+        } => {
+            let device = setting.device.as_deref();
+            ground.rules.prepare(&mut command, device, &setting.values);
             command.current_dir(folder);
             Kind::Keeper
         }
@@ -334,7 +346,7 @@ impl Spawner {
     }
 
     /// Starts a child, which reports `ready` by itself. A package that speaks frames runs as its
-    /// own process, in its folder, and sees only this device. Any other program runs in the agent's
+    /// own process, in its folder, and sees only what the setting says. Any other program runs in the agent's
     /// own child.
     ///
     /// # Errors
@@ -342,19 +354,19 @@ impl Spawner {
     pub async fn spawn(
         &self,
         package: Option<&Arc<Package>>,
-        device: Option<&str>,
+        setting: &Setting,
         logs: Logs,
     ) -> Result<Child, NotStarted> {
         let own = package.and_then(|p| Some((p.command()?, p.told.folder.clone())));
         let folder = own.as_ref().map(|(_, folder)| folder.clone());
-        let sees = device.filter(|_| own.is_some()).map(str::to_owned);
+        let sees = own.is_some().then(|| setting.clone());
         let launch = match own {
             Some((command, folder)) => Launch {
                 command,
                 who: Who::Package {
                     keeper: self.command.first().cloned().unwrap_or_default(),
                     folder,
-                    device: sees.clone(),
+                    setting: setting.clone(),
                 },
             },
             None => Launch {

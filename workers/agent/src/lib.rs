@@ -73,6 +73,7 @@ mod telemetry;
 pub mod unpack;
 pub mod unrecorded;
 mod uploads;
+mod variables;
 pub mod verify;
 
 use std::sync::Arc;

@@ -48,6 +48,8 @@ pub struct Options {
     pub input_dirs: Vec<PathBuf>,
     /// What the programs of packages see and may do.
     pub launch: fiec_kit::launch::Rules,
+    /// Folder of the files whose content submissions may take for variables. None by default.
+    pub secret_dir: Option<PathBuf>,
     /// Folder where the agent notes its children, so that a later agent can end orphans. It must
     /// belong to this user alone. See [`crate::run_dir`] for the default.
     pub run_dir: PathBuf,
@@ -127,6 +129,7 @@ impl Options {
             shard: 0,
             input_dirs: Vec::new(),
             launch: fiec_kit::launch::Rules::default(),
+            secret_dir: None,
             run_dir,
             http: None,
             heartbeat: Duration::from_secs(1),

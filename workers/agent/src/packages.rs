@@ -11,6 +11,7 @@ use std::time::Duration;
 use fiec_broker::{Broker, registry, store};
 use fiec_kit::foreign::container::Engine;
 use fiec_kit::frames::{self, Report};
+use fiec_kit::launch::Values;
 use fiec_schemas::package::{
     ARTIFACT_LIMIT, MANIFEST_FILE, Manifest, ProgramName, ProgramRecord, Protocol, is_built_in,
     matches, unregistered,
@@ -41,7 +42,7 @@ pub enum Program {
 /// An unpacked package.
 #[derive(Debug)]
 pub struct Package {
-    /// The package as a child receives it.
+    /// The package, without variables.
     pub told: frames::Package,
     _held: Held,
 }
@@ -57,6 +58,15 @@ impl Program {
 }
 
 impl Package {
+    /// The package as a child receives it that runs it with these variables.
+    pub fn told(&self, values: &Values) -> frames::Package {
+        let mut told = self.told.clone();
+        if self.command().is_none() {
+            told.values = values.clone();
+        }
+        told
+    }
+
     /// Its manifest.
     pub fn manifest(&self) -> &Manifest {
         &self.told.manifest
@@ -191,6 +201,7 @@ impl Packages {
             folder: held.path(),
             manifest: record.manifest,
             program: program.to_owned(),
+            values: Values::default(),
         };
         Ok(Program::Package(Arc::new(Package { told, _held: held })))
     }

@@ -9,7 +9,7 @@ use fiec_kit::frames::Order;
 use fiec_kit::start::NotStarted;
 use fiec_schemas::ExecutionId;
 
-use crate::child_process::{Child, Key, Spawner};
+use crate::child_process::{Child, Key, Setting, Spawner};
 use crate::logs::Logs;
 use crate::packages::Package;
 
@@ -66,8 +66,9 @@ impl Pool {
         key: &Key,
         execution: ExecutionId,
         own: bool,
-        device: Option<&str>,
+        setting: &Setting,
     ) -> Option<Child> {
+        let device = setting.device.as_deref();
         let mut idle = self.lock();
         let fit = |child: &Child| {
             let holds = child.context.is_some() && child.context.as_deref() == device;
@@ -76,7 +77,7 @@ impl Pool {
             let other = child.context.is_some() && !holds && !own;
             match &child.key {
                 // What a package's own process sees is settled when it starts.
-                Some(_) if own && child.sees.as_deref() != device => None,
+                Some(_) if own && child.sees.as_ref() != Some(setting) => None,
                 Some(of) if of == key => match child.prepared_for {
                     Some(prepared) => (prepared == execution).then_some(Fit::Prepared),
                     None if holds => Some(Fit::Known),
@@ -96,8 +97,8 @@ impl Pool {
     }
 
     /// Returns a child for this key: an idle one, a new idle one, or one that is started now.
-    /// `package` is the program, unless it is built in. `device` is the device that the execution
-    /// will compute on: a child that holds its context is preferred.
+    /// `package` is the program, unless it is built in. A child that holds the context of the
+    /// setting's device is preferred.
     ///
     /// # Errors
     /// When no child can be started.
@@ -106,12 +107,12 @@ impl Pool {
         key: &Key,
         execution: ExecutionId,
         package: Option<&Arc<Package>>,
-        device: Option<&str>,
+        setting: &Setting,
     ) -> Result<Child, NotStarted> {
         let own = package.is_some_and(|p| p.command().is_some());
-        let mut child = match self.find(key, execution, own, device) {
+        let mut child = match self.find(key, execution, own, setting) {
             Some(child) => child,
-            None => self.spawner.spawn(package, device, (self.logs)()).await?,
+            None => self.start(package, setting).await?,
         };
         child.confine(&[]);
         child.key = Some(key.clone());
@@ -128,16 +129,24 @@ impl Pool {
         &self,
         key: &Key,
         package: Option<&Arc<Package>>,
-        device: Option<&str>,
+        setting: &Setting,
     ) -> Result<Child, NotStarted> {
-        let mut child = self.spawner.spawn(package, device, (self.logs)()).await?;
+        let mut child = self.start(package, setting).await?;
         child.key = Some(key.clone());
         Ok(child)
     }
 
+    async fn start(
+        &self,
+        package: Option<&Arc<Package>>,
+        setting: &Setting,
+    ) -> Result<Child, NotStarted> {
+        self.spawner.spawn(package, setting, (self.logs)()).await
+    }
+
     /// Starts a new idle child.
     pub async fn warm(&self) {
-        match self.spawner.spawn(None, None, (self.logs)()).await {
+        match self.start(None, &Setting::default()).await {
             Ok(child) => self.give(child),
             Err(error) => tracing::warn!(%error, "cannot start a child ahead of time"),
         }
@@ -149,7 +158,7 @@ impl Pool {
         let there = self.lock().iter().filter(|child| new(child)).count();
         for _ in there..count.min(self.contexts) {
             let heated = async {
-                let mut child = self.spawner.spawn(None, None, (self.logs)()).await?;
+                let mut child = self.start(None, &Setting::default()).await?;
                 let device = device.to_owned();
                 let order = Order::Heat { device };
                 let sent = child.order(&order, &[]).await;

@@ -10,13 +10,16 @@ use std::sync::Arc;
 
 use fiec_broker::store;
 use fiec_kit::frames::{Order, Report};
+use fiec_kit::launch::Values;
 use fiec_schemas::programs::{CG, GEMM, LU, QR};
 use fiec_schemas::substrate::HOST;
 use fiec_schemas::{ExecutionId, Reading, Tenant, Thresholds};
 
+use crate::child_process::Setting;
 use crate::packages::Package;
 use crate::runner::Runner;
 use crate::shared::Shared;
+use crate::variables;
 use crate::{large, outside};
 
 /// An execution that will be bound here.
@@ -73,9 +76,20 @@ pub(crate) async fn prepare(shared: Arc<Shared>, coming: Coming) {
         let device = substrate.filter(|place| place != HOST);
         let device = device.filter(|_| computes_on_devices(&program, package));
         let key = (program.clone(), tenant);
-        let taken = shared
-            .pool
-            .take(&key, execution, package, device.as_deref());
+        let values = match &spec {
+            Some(spec) => match variables::read(&shared, spec).await {
+                Ok(values) => values,
+                Err(reason) => {
+                    return tracing::warn!(%execution, %reason, "cannot prepare a child");
+                }
+            },
+            None => Values::default(),
+        };
+        let setting = Setting {
+            device: device.clone(),
+            values,
+        };
+        let taken = shared.pool.take(&key, execution, package, &setting);
         let mut child = match taken.await {
             Ok(child) => child,
             Err(error) => return tracing::warn!(%execution, %error, "cannot prepare a child"),
@@ -92,7 +106,7 @@ pub(crate) async fn prepare(shared: Arc<Shared>, coming: Coming) {
             Some(spec) => Some(Order::Prepare {
                 program,
                 params: spec.params.clone(),
-                package: package.map(|p| p.told.clone()),
+                package: package.map(|p| p.told(&setting.values)),
                 device: device.clone(),
             }),
             None => device

@@ -14,6 +14,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use fiec_broker::{AppendError, BrokerClock, Tip, store};
 use fiec_kit::frames::{BoundaryReport, FrameError, Order, Reason, Report};
+use fiec_kit::launch::Values;
 use fiec_probes::energy::Share;
 use fiec_schemas::chain::Held;
 use fiec_schemas::hardware::RunningProgress;
@@ -208,6 +209,8 @@ pub(crate) struct Runner {
     pub(crate) missed: u32,
     /// What its program has printed under this binding.
     pub(crate) printed: Printed,
+    /// The variables that its submission sets.
+    pub(crate) values: Values,
 }
 
 impl Runner {

@@ -25,6 +25,8 @@ use crate::runner::{Heard, Runner};
 use crate::shared::{Shared, Slot};
 use crate::spread::Sharing;
 use crate::unrecorded::Unrecorded;
+use crate::variables;
+use fiec_kit::launch::Values;
 
 /// Starts an execution in its own task, with the given child if that already has its run. A panic
 /// there counts as a crash of the execution, and frees its slot.
@@ -82,7 +84,14 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
     if refusal.is_none() {
         refusal = outside::take_device(&shared, &spec, &tip, &mut slot).await;
     }
-    let refusal = refusal.or_else(|| reserve::lacks(&shared, &tip.state));
+    let mut refusal = refusal.or_else(|| reserve::lacks(&shared, &tip.state));
+    let mut values = Values::default();
+    if refusal.is_none() {
+        match variables::read(&shared, &spec).await {
+            Ok(read) => values = read,
+            Err(reason) => refusal = Some(reason),
+        }
+    }
     let place = tip.state.phase.binding().map(|b| &*b.substrate);
     let energy = shared.energy_share(place);
     let spread = Sharing::of(&tip.state);
@@ -137,6 +146,7 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
         energy,
         missed: 0,
         printed: Printed::default(),
+        values,
     };
     let stays = refusal.is_none() || runner.tip.state.requested.is_some();
     let owes = runner.sure.is_none() && runner.tip.state.outbox.is_some();

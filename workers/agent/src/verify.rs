@@ -18,11 +18,12 @@ use fiec_schemas::{CommitPolicy, Digest, ExecutionId, Output, Tenant, subjects};
 use tokio::time::Instant;
 
 use crate::attempts::{cut, fetch_spec};
-use crate::child_process::Child;
+use crate::child_process::{Child, Setting};
 use crate::message::split_outputs;
 use crate::outside;
 use crate::replies::NotTaken;
 use crate::shared::{Shared, spare_slot};
+use crate::variables;
 
 /// Time without a report after which a program is ended.
 const SILENCE: Duration = Duration::from_secs(600);
@@ -188,6 +189,11 @@ async fn compute(shared: &Arc<Shared>, question: &Question) -> Result<Finding, N
     };
     let package = program.package().cloned();
     let key = (spec.program.clone(), question.tenant.clone());
+    let values = variables::read(shared, &spec).await;
+    let setting = Setting {
+        device: None,
+        values: values.map_err(|reason| reason.to_string())?,
+    };
     let run = Order::Run(Box::new(Run {
         execution,
         epoch: tip.state.epoch,
@@ -197,7 +203,7 @@ async fn compute(shared: &Arc<Shared>, question: &Question) -> Result<Finding, N
         boundary: segment.from.as_ref().map(|p| p.index),
         lease_ms: u32::MAX,
         interval_ms: 0,
-        package: package.as_ref().map(|p| p.told.clone()),
+        package: package.as_ref().map(|p| p.told(&setting.values)),
         grant: shared.grant(None),
         spread: None,
         merge: None,
@@ -213,7 +219,7 @@ async fn compute(shared: &Arc<Shared>, question: &Question) -> Result<Finding, N
         shared,
         &key,
         execution,
-        package.as_ref(),
+        (package.as_ref(), &setting),
         (yield_there, run),
         &state,
     )
@@ -228,15 +234,15 @@ async fn give(
     shared: &Shared,
     key: &crate::child_process::Key,
     execution: ExecutionId,
-    package: Option<&Arc<crate::packages::Package>>,
+    (package, setting): (Option<&Arc<crate::packages::Package>>, &Setting),
     (yield_there, run): (Option<Order>, Order),
     state: &[u8],
 ) -> Result<Child, String> {
     for fresh in [false, true] {
         let taken = if fresh {
-            shared.pool.fresh(key, package, None).await
+            shared.pool.fresh(key, package, setting).await
         } else {
-            shared.pool.take(key, execution, package, None).await
+            shared.pool.take(key, execution, package, setting).await
         };
         let mut child = taken.map_err(|error| format!("cannot start a child: {error}"))?;
         let mut given = Ok(());

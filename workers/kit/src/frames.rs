@@ -22,6 +22,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::launch::Values;
 use crate::reserve::{Reserve, Reserved};
 use crate::room::NoRoom;
 pub use crate::shares::{Merge, Shares};
@@ -124,6 +125,9 @@ pub struct Package {
     pub manifest: Manifest,
     /// `name@version`, for messages.
     pub program: String,
+    /// Variables of its environment, unless it is a process of its own, which has them already.
+    #[serde(default, skip_serializing_if = "Values::is_empty")]
+    pub values: Values,
 }
 
 /// Cause and deadline of an order to yield.

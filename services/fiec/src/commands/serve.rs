@@ -161,6 +161,10 @@ pub struct WorkerArgs {
         value_name = "NAME"
     )]
     pub pass_env: Vec<Passed>,
+    /// Folder of files whose content submissions may take for variables of their programs
+    /// (`"env": {"TOKEN": {"file": "NAME"}}`)
+    #[arg(long, env = "FIEC_SECRET_DIR", value_name = "DIR")]
+    pub secret_dir: Option<PathBuf>,
     /// Processes and threads that programs may add to those of the machine, if this worker is not
     /// root's
     #[arg(long, env = "FIEC_MAX_PROCESSES", default_value_t = fiec_kit::launch::PROCESSES)]
@@ -278,6 +282,7 @@ pub async fn worker(args: WorkerArgs, global: &Global) -> anyhow::Result<Outcome
         options.run_dir = folder.join(node.as_str());
     }
     options.input_dirs = args.input_dir;
+    options.secret_dir = args.secret_dir;
     options.launch = Rules {
         environment: Environment::Passed(args.pass_env),
         processes: args.max_processes,

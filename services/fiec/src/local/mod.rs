@@ -15,6 +15,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, bail};
 use fiec_kit::foreign::Package;
+use fiec_kit::launch::Values;
 use fiec_schemas::package::{Grant, MANIFEST_FILE, Manifest, Protocol};
 use fiec_schemas::programs::BUILT_IN;
 use fiec_schemas::{BoundaryIndex, Digest};
@@ -126,6 +127,7 @@ fn open(
             manifest: manifest_of(&folder.join(MANIFEST_FILE))?,
             program: name(folder),
             folder: folder.to_owned(),
+            values: Values::default(),
         };
         return Ok((package, None));
     }
@@ -152,6 +154,7 @@ fn open(
         folder: folder.path().to_owned(),
         manifest,
         program: name(&path),
+        values: Values::default(),
     };
     Ok((package, Some(folder)))
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use fiec_kit::frames::{self, DATA_DIR_ENV, FrameError, Order, Reason, Report, Run, SOCKET_ENV};
-use fiec_kit::launch::{self, Environment, Kind, Rules};
+use fiec_kit::launch::{self, Environment, Kind, Rules, Values};
 use fiec_kit::room::Room;
 use fiec_kit::{Asked, Reserved, Surroundings};
 use fiec_schemas::package::Protocol;
@@ -174,7 +174,8 @@ impl<'a> Session<'a> {
         let kind = match frames {
             Some(_) => {
                 let device = subject.grant.device.as_ref();
-                rules.prepare(&mut command, device.map(|device| &*device.uuid));
+                let device = device.map(|device| &*device.uuid);
+                rules.prepare(&mut command, device, &Values::default());
                 Kind::Program
             }
             None => {

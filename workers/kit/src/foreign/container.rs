@@ -84,6 +84,8 @@ pub struct Call<'a> {
     pub grant: &'a Grant,
     /// Its environment, in addition to the image's own.
     pub environment: &'a [(String, String)],
+    /// A file with more of it, which no list of processes shows.
+    pub environment_file: Option<&'a Path>,
     /// Owner of the files that it writes: user and group.
     pub user: (u32, u32),
 }
@@ -276,6 +278,9 @@ impl Engine {
         for (name, value) in call.environment {
             add(&["--env", &format!("{name}={value}")]);
         }
+        if let Some(file) = call.environment_file {
+            add(&["--env-file", &file.to_string_lossy()]);
+        }
         let entry = match first.contains('/') {
             true => format!("{PACKAGE}/{}", first.trim_start_matches("./")),
             false => first.clone(),
@@ -351,6 +356,7 @@ mod tests {
             network: false,
             grant,
             environment,
+            environment_file: None,
             user: (1000, 100),
         }
     }
@@ -410,12 +416,14 @@ mod tests {
         };
         let plain = Call {
             network: true,
+            environment_file: Some(Path::new("/tmp/fiec-a1/env")),
             ..call(&grant, &[], &entry)
         };
         let text = engine(Kind::Docker, "docker")
             .run(&plain)
             .unwrap()
             .join(" ");
+        assert!(text.contains("--env-file /tmp/fiec-a1/env "), "{text}");
         assert!(
             text.contains("--cpus 4") && !text.contains("--network"),
             "{text}"

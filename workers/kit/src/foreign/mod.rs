@@ -69,6 +69,7 @@ pub fn start(
         folder,
         manifest,
         program,
+        values: _,
     } = package;
     manifest.check().map_err(|error| {
         ProgramError::Permanent(format!("the manifest of {program} is not valid: {error}"))

@@ -35,7 +35,7 @@ use super::{
 };
 use crate::beneath::{Folder, Links};
 use crate::frames::EMIT_BYTES_LIMIT;
-use crate::launch::Rules;
+use crate::launch::{self, Rules, Values};
 use crate::program::{Capsule, Inputs, ProgramError};
 use crate::room::Room;
 use crate::start::is_by_env;
@@ -404,6 +404,21 @@ impl Work {
             .collect()
     }
 
+    /// Writes the variables of the submission for a container engine, if there are any.
+    fn environment_file(&self, values: &Values) -> Result<Option<PathBuf>, ProgramError> {
+        if values.is_empty() {
+            return Ok(None);
+        }
+        let path = self.dir.path().join("env");
+        let lines: String = values
+            .iter()
+            .map(|(name, value)| format!("{name}={value}\n"))
+            .collect();
+        // The folder is this user's alone, and the program in the container does not see it.
+        fs::write(&path, lines).map_err(cannot("write", &path))?;
+        Ok(Some(path))
+    }
+
     /// Starts the package's entry, with a state folder or a socket. Its output goes to this
     /// process's output. With `piped`, standard error goes to a pipe.
     ///
@@ -420,12 +435,14 @@ impl Work {
             fiec_schemas::package::Protocol::StateDir => (STATE_DIR_ENV, self.seen("state")),
             _ => (SOCKET_PATH_ENV, self.seen("socket")),
         };
-        let environment = self.environment(cx, extra);
+        let mut environment = self.environment(cx, extra);
         let entry = &package.manifest.entry;
         let name = entry.first().map_or("", String::as_str);
         let mut ender = None;
         let mut command = match &self.container {
             Some((engine, image)) => {
+                environment.extend(launch::thread_counts(&package.values));
+                let file = self.environment_file(&package.values)?;
                 let own = self.dir.path().file_name().unwrap_or_default();
                 let call = container::Call {
                     name: &own.to_string_lossy(),
@@ -438,6 +455,7 @@ impl Work {
                     network: package.manifest.network,
                     grant: &self.grant,
                     environment: &environment,
+                    environment_file: file.as_deref(),
                     user: (
                         rustix::process::getuid().as_raw(),
                         rustix::process::getgid().as_raw(),
@@ -452,7 +470,8 @@ impl Work {
                 let mut command = Command::new(program_of(package, name));
                 command.args(&entry[1..]).current_dir(&package.folder);
                 let device = self.grant.device.as_ref();
-                self.rules.prepare(&mut command, device.map(|d| &*d.uuid));
+                let device = device.map(|d| &*d.uuid);
+                self.rules.prepare(&mut command, device, &package.values);
                 command.envs(environment);
                 command
             }

@@ -5,10 +5,10 @@ use std::fmt;
 use std::process::Command;
 use std::str::FromStr;
 
+use fiec_schemas::variables::{is_fiecs, is_variable};
 use serde::{Deserialize, Serialize};
 
-/// Names the devices that CUDA shows to a process.
-pub const CUDA_DEVICES_ENV: &str = "CUDA_VISIBLE_DEVICES";
+use super::threads;
 
 /// What every program sees of the worker's environment, besides all `LC_…`.
 const BASIC: [&str; 11] = [
@@ -97,21 +97,26 @@ pub enum NotPassed {
     /// FIEC sets it.
     #[error("is set by FIEC, and cannot be passed")]
     Own,
+    /// It says how many threads compute.
+    #[error(
+        "changes the bits of results, which must not depend on the node; a submission may set it: \
+         `\"env\": {{\"OMP_NUM_THREADS\": \"4\"}}`"
+    )]
+    Bits,
 }
 
 impl FromStr for Passed {
     type Err = NotPassed;
 
     fn from_str(name: &str) -> Result<Self, NotPassed> {
-        let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
-        if name.is_empty()
-            || name.starts_with(|c: char| c.is_ascii_digit())
-            || !name.chars().all(is_part)
-        {
+        if !is_variable(name) {
             return Err(NotPassed::NoName);
         }
-        if name.starts_with("FIEC_") || name == CUDA_DEVICES_ENV {
+        if is_fiecs(name) {
             return Err(NotPassed::Own);
+        }
+        if threads::is_count(name) {
+            return Err(NotPassed::Bits);
         }
         Ok(Self(name.to_owned()))
     }
@@ -133,9 +138,10 @@ mod tests {
         for name in ["", "1A", "A=B", "A B"] {
             assert_eq!(name.parse::<Passed>(), Err(NotPassed::NoName), "{name:?}");
         }
-        for name in ["FIEC_NATS_URL", CUDA_DEVICES_ENV] {
+        for name in ["FIEC_NATS_URL", "CUDA_VISIBLE_DEVICES"] {
             assert_eq!(name.parse::<Passed>(), Err(NotPassed::Own), "{name:?}");
         }
+        assert_eq!("MKL_NUM_THREADS".parse::<Passed>(), Err(NotPassed::Bits));
         assert_eq!("HUB_2".parse::<Passed>().unwrap().to_string(), "HUB_2");
     }
 

@@ -3,15 +3,20 @@
 
 mod environment;
 mod keeper;
+mod threads;
+mod values;
 mod walls;
 
 use std::process::Command;
 
+use fiec_schemas::variables::CUDA_DEVICES_ENV;
 use serde::{Deserialize, Serialize};
 
-pub use environment::{CUDA_DEVICES_ENV, Environment, NotPassed, Passed};
+pub use environment::{Environment, NotPassed, Passed};
 pub(crate) use keeper::children;
 pub use keeper::{KEEPER, Said, has_left_others, keep_if_asked};
+pub use threads::counts as thread_counts;
+pub use values::Values;
 pub use walls::{Kind, hide, spawn};
 
 /// Carries the rules to the worker's own child, which starts the programs of some protocols.
@@ -54,9 +59,18 @@ impl Rules {
         }
     }
 
-    /// Prepares the command of a program. It sees the device with this UUID, or none.
-    pub fn prepare(&self, command: &mut Command, device: Option<&str>) {
+    /// Prepares the command of a program. It sees the device with this UUID, or none, and the
+    /// variables that its submission sets.
+    pub fn prepare(&self, command: &mut Command, device: Option<&str>, values: &Values) {
         self.environment.apply(command, environment::is_basic);
         command.env(CUDA_DEVICES_ENV, device.unwrap_or_default());
+        let is_given = |name: &str| {
+            let mut given = command.get_envs();
+            given.any(|(given, value)| given == name && value.is_some())
+        };
+        let counts = threads::counts(values);
+        let missing: Vec<_> = counts.filter(|(name, _)| !is_given(name)).collect();
+        command.envs(missing);
+        command.envs(values.iter());
     }
 }

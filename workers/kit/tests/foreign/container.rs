@@ -7,6 +7,7 @@ use std::process::Command;
 use fiec_kit::foreign::Package;
 use fiec_kit::foreign::container::Engine;
 use fiec_kit::frames::{Order, Report};
+use fiec_kit::launch::Values;
 use fiec_schemas::package::Manifest;
 use serde_json::json;
 
@@ -39,6 +40,7 @@ fn the_example_in_a_container_completes_and_goes_on_in_another_one_to_the_same_e
     let package = Package {
         manifest: Manifest::parse(&manifest).unwrap(),
         program: "collatz@1".to_owned(),
+        values: Values::default(),
         folder,
     };
     let params = json!({ "upto": 600, "step": 250 });
@@ -289,6 +291,8 @@ while read -r key value; do [ "$key" = CapEff: ] && caps=$value; done < /proc/se
 while read -r name rest; do
     case $name in lo:*) ;; *:*) echo "network: $name" >&2; exit 65 ;; esac
 done < /proc/net/dev
+[ "$TOKEN" = '"a" #b $HOME' ] || { echo "variable: $TOKEN" >&2; exit 65; }
+[ "$OMP_NUM_THREADS$MKL_NUM_THREADS" = 12 ] || { echo "threads: $OMP_NUM_THREADS" >&2; exit 65; }
 [ $n -lt 3 ] && exit 85
 echo $n > "$FIEC_RESULT"; cat "$FIEC_INPUTS/in.txt" > "$FIEC_OUTPUTS/out"
 "#;
@@ -325,7 +329,10 @@ fn a_container_runs_a_state_folder_where_an_engine_answers() {
         ));
     }
     let image = id(&engine, IMAGE);
-    let made = made(&image);
+    let mut made = made(&image);
+    let values = [("TOKEN", "\"a\" #b $HOME"), ("MKL_NUM_THREADS", "2")];
+    let values = values.map(|(name, value)| (name.to_owned(), value.into()));
+    made.package.values = values.into_iter().collect();
     let data = tempfile::tempdir().unwrap();
     std::fs::write(data.path().join("in.txt"), "input").unwrap();
     let child = Child::start_in(data.path());

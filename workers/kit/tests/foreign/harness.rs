@@ -12,6 +12,7 @@ use fiec_kit::foreign::Package;
 use fiec_kit::frames::{
     self, BoundaryReport, FrameError, Merge, Order, Reason, Report, Run, Shares, Yield,
 };
+use fiec_kit::launch::Values;
 use fiec_kit::program::Inputs;
 use fiec_schemas::package::{Grant, MANIFEST_FILE, Manifest};
 use fiec_schemas::{CommitPolicy, ExecutionId, Fault};
@@ -41,6 +42,7 @@ pub fn package(manifest: &Value, files: &[(&str, &str)]) -> Made {
         folder: folder.path().to_owned(),
         manifest: Manifest::parse(manifest.to_string().as_bytes()).unwrap(),
         program: "test@1".to_owned(),
+        values: Values::default(),
     };
     Made { folder, package }
 }
