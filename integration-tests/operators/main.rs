@@ -12,6 +12,7 @@ mod changes;
 mod energy_and_envelopes;
 mod foreign_text;
 mod listing;
+mod logs;
 mod missing_history;
 mod reading_history;
 mod sight;

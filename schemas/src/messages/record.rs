@@ -261,7 +261,7 @@ named! {
     }
 }
 
-/// A line of a program's output, on `fiec.log.<tenant>.<execution>`.
+/// A piece of a program's output, on `fiec.log.<tenant>.<execution>`: a line, or a part of one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LogLine {
     /// When the agent read it.
@@ -274,6 +274,28 @@ pub struct LogLine {
     pub stream: LogStream,
     /// Last boundary that the program had reached.
     pub boundary: BoundaryIndex,
-    /// The line, cut at 8 KiB.
+    /// The text, at most 8 KiB, without the line feed at its end.
     pub line: String,
+    /// The text in base64, if it is not UTF-8. `line` then has U+FFFD for what is no text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<String>,
+    /// No line feed follows the text: the line goes on in the next piece of this stream.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub part: bool,
+    /// Bytes that the program had written to this stream in this epoch before the text. With
+    /// `dropped`: before the bytes that were dropped. None: a worker of an earlier version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offset: Option<u64>,
+    /// The piece holds no text of the program: this output was dropped, and `line` says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dropped: Option<Dropped>,
+}
+
+/// Output that a worker dropped.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Dropped {
+    /// Line feeds in it.
+    pub lines: u64,
+    /// Its bytes.
+    pub bytes: u64,
 }

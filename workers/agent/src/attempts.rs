@@ -203,6 +203,7 @@ impl Runner {
             execution,
             self.epoch,
             self.tip.state.boundary_index(),
+            self.printed,
         );
         self.heard = Heard::NotYet;
         self.forget_fetches();
@@ -221,6 +222,7 @@ impl Runner {
                 execution,
                 self.epoch,
                 self.tip.state.boundary_index(),
+                self.printed,
             );
             self.heard = Heard::NotAgain;
             child.confine(&cpus);
@@ -240,9 +242,9 @@ impl Runner {
         // The run was given ahead, without a request for certain processors.
         child.confine(&[]);
         let state = &self.tip.state;
-        child
-            .logs
-            .serve(&state.tenant, state.execution, self.epoch, 0);
+        let execution = state.execution;
+        let logs = &child.logs;
+        logs.serve(&state.tenant, execution, self.epoch, 0, self.printed);
         let grant = first_grant(&self.shared, state, &self.spec);
         // Runs are given ahead to built-in programs only.
         child.link.make(Room::of(None, &grant));
@@ -281,6 +283,7 @@ impl Runner {
         let logs = child.logs.clone();
         let package = child.package.clone();
         let exit = child.autopsy().await;
+        self.printed = logs.printed();
         let said = logs.tail();
         let (fault, words) = self.ending(Loss::Ended, &exit, package.as_deref(), &said);
         self.faulted(fault, words, said);
@@ -293,7 +296,9 @@ impl Runner {
         };
         if self.heard == Heard::NotYet && self.cancelling.is_none() {
             // Died idle in the pool, or at its very start: one retry before it counts as a crash.
-            drop(child);
+            let logs = child.logs.clone();
+            child.autopsy().await;
+            self.printed = logs.printed();
             self.forget_park();
             let last = self.last.clone();
             self.start(last, false).await;
@@ -311,6 +316,7 @@ impl Runner {
         let logs = child.logs.clone();
         let package = child.package.clone();
         let exit = child.autopsy().await;
+        self.printed = logs.printed();
         let said = logs.tail();
         let (fault, words) = self.ending(loss, &exit, package.as_deref(), &said);
         if let Some(who) = self.cancelling.take() {
@@ -321,6 +327,18 @@ impl Runner {
             return;
         }
         self.faulted(fault, words, said);
+    }
+
+    /// Ends the child at once. Returns the tail of its stderr, when all of its output is published.
+    pub(crate) async fn end_child(&mut self) -> String {
+        let Some(child) = self.child.take() else {
+            return String::new();
+        };
+        let logs = child.logs.clone();
+        child.kill();
+        child.autopsy().await;
+        self.printed = logs.printed();
+        logs.tail()
     }
 
     /// The fault of a child that was lost so, and its words. `said`: the end of its stderr.

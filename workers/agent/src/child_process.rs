@@ -23,7 +23,6 @@ use fiec_kit::start::NotStarted;
 use fiec_schemas::messages::LogStream;
 use fiec_schemas::{ExecutionId, Tenant};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
-use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -380,8 +379,7 @@ impl Spawner {
         let mut readers = Vec::new();
         for (pipe, stream) in [(stdout, LogStream::Stdout), (stderr, LogStream::Stderr)] {
             if let Some(pipe) = pipe {
-                let pipe = pipe::Receiver::from_owned_fd(pipe)?;
-                readers.push(tokio::spawn(logs.clone().follow(pipe, stream)));
+                readers.push(logs.follow(pipe, stream)?);
             }
         }
         Ok(Box::new(ChildProcess {
@@ -466,6 +464,7 @@ impl ChildProcess {
         for reader in &mut self.readers {
             let _ = tokio::time::timeout(Duration::from_millis(300), reader).await;
         }
+        self.logs.rest().await;
         let process = match &self.body {
             Some(Body::Own(process)) => process,
             Some(Body::Kept { control, .. }) => return exit_of_kept(control).await,

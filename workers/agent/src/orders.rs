@@ -107,7 +107,7 @@ impl Runner {
             boundary = self.tip.state.boundary_index(),
             "given up before the next boundary; it goes on elsewhere from its last commit"
         );
-        self.child = None;
+        self.end_child().await;
         self.wait = None;
         self.silence = None;
         let mut events = vec![Event::Yielded {
@@ -210,7 +210,7 @@ impl Runner {
             }
             Some((Wait::Kill, _)) => {
                 tracing::warn!("no boundary within the grace; killed");
-                self.child = None;
+                self.end_child().await;
                 if let Some(who) = self.cancelling.take() {
                     self.stage(Message::of(vec![Event::Cancelled { who }]))
                         .await;

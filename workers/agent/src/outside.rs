@@ -213,8 +213,7 @@ impl Runner {
     /// Ends the child and appends a permanent failure of the execution.
     pub(crate) async fn fail_now(&mut self, fault: Fault, reason: String) {
         self.silence = None;
-        let child = self.child.take();
-        let stderr = child.map(|c| c.logs.tail()).unwrap_or_default();
+        let stderr = self.end_child().await;
         self.wait = None;
         self.failed(fault, reason, stderr).await;
     }

@@ -337,7 +337,9 @@ impl Runner {
 
     /// Handles the end of a parked execution's process: the execution stays, and continues from σ.
     pub(crate) async fn died_parked(&mut self, child: Child) {
+        let logs = child.logs.clone();
         let exit = child.autopsy().await;
+        self.printed = logs.printed();
         tracing::warn!(%exit, "the process of a parked execution is gone");
         if self.cancelling.is_some() || self.pending.is_some() {
             return self.ended_here();

@@ -197,6 +197,7 @@ impl Pool {
             return;
         }
         child.idle_since = Instant::now();
+        child.logs.idle();
         let mut idle = self.lock();
         let device = child.context.clone();
         idle.push_back(child);

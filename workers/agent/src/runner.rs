@@ -36,6 +36,7 @@ use crate::handover;
 use crate::healing::Older;
 use crate::job::{CapsuleAck, RunnerOrder};
 use crate::large::Known;
+use crate::logs::Printed;
 use crate::message::{After, Message, Said, check_outputs, split_outputs};
 use crate::outside::Fetches;
 use crate::packages::Program;
@@ -205,6 +206,8 @@ pub(crate) struct Runner {
     pub(crate) energy: Option<Share>,
     /// Consecutive fetches that found the state of its last commit missing.
     pub(crate) missed: u32,
+    /// What its program has printed under this binding.
+    pub(crate) printed: Printed,
 }
 
 impl Runner {
@@ -429,6 +432,10 @@ impl Runner {
         }
         restamp(&mut report, self.shared.broker.clock());
         let ends = report.ends_run();
+        if ends && let Some(child) = &self.child {
+            child.logs.rest().await;
+            self.printed = child.logs.printed();
+        }
         if ends && self.is_parked() {
             return Box::pin(self.ended_parked(&report)).await;
         }

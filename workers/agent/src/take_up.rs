@@ -16,6 +16,7 @@ use crate::emitted::Next;
 use crate::handover;
 use crate::healing::Older;
 use crate::job::{Job, Start};
+use crate::logs::Printed;
 use crate::outside::{self, Fetches};
 use crate::packages::Program;
 use crate::panics::Held;
@@ -135,6 +136,7 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
         ticks: None,
         energy,
         missed: 0,
+        printed: Printed::default(),
     };
     let stays = refusal.is_none() || runner.tip.state.requested.is_some();
     let owes = runner.sure.is_none() && runner.tip.state.outbox.is_some();

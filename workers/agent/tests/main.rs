@@ -16,6 +16,7 @@ mod entrusted;
 mod frames_room;
 mod large_states;
 mod last_messages;
+mod logs;
 mod missing_states;
 mod outage;
 mod outage_of_data;

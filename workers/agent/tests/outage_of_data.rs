@@ -1,10 +1,10 @@
 //! Programs that fetch data while the broker does not answer. Nothing of it is their fault.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::common::{Running, World, poll, result};
-use crate::packages::tar;
+use crate::packages::of_python;
 use fiec_broker::store;
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::package::Manifest;
@@ -40,32 +40,15 @@ fiec.main(main)
 
 /// The package of the program, with the Python kit.
 fn package() -> (Manifest, Vec<u8>) {
-    let kit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../python/fiec");
     let limits = json!({ "boundary_ms": BOUNDARY.as_millis() as u64 });
-    let manifest = json!({ "entry": ["python3", "-B", "main.py"], "protocol": "frames",
-        "limits": limits });
-    let mut files = vec![
-        ("fiec.json".to_owned(), manifest.to_string()),
-        ("main.py".to_owned(), PROGRAM.to_owned()),
-    ];
-    for file in std::fs::read_dir(kit).unwrap() {
-        let path = file.unwrap().path();
-        if path.extension().is_some_and(|end| end == "py") {
-            let name = path.file_name().unwrap().to_str().unwrap();
-            let text = std::fs::read_to_string(&path).unwrap();
-            files.push((format!("fiec/{name}"), text));
-        }
-    }
-    let files: Vec<_> = files.iter().map(|(n, t)| (&**n, Some(&**t))).collect();
-    let manifest = Manifest::parse(manifest.to_string().as_bytes()).unwrap();
-    (manifest, tar(&files))
+    of_python(PROGRAM, limits)
 }
 
 /// The broker is stopped until this goes, however the test ends.
-struct Stopped(Pid);
+pub struct Stopped(Pid);
 
 impl Stopped {
-    fn now(world: &World) -> Self {
+    pub fn now(world: &World) -> Self {
         let pid = Pid::from_raw(world.servers.nats.pid().try_into().unwrap()).unwrap();
         kill_process(pid, Signal::STOP).unwrap();
         Self(pid)

@@ -47,6 +47,28 @@ pub fn tar(files: &[(&str, Option<&str>)]) -> Vec<u8> {
     tar.into_inner().unwrap()
 }
 
+/// A package of this Python program, with the kit. It speaks frames.
+pub fn of_python(program: &str, limits: serde_json::Value) -> (Manifest, Vec<u8>) {
+    let kit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../python/fiec");
+    let manifest = json!({ "entry": ["python3", "-B", "main.py"], "protocol": "frames",
+        "limits": limits });
+    let mut files = vec![
+        ("fiec.json".to_owned(), manifest.to_string()),
+        ("main.py".to_owned(), program.to_owned()),
+    ];
+    for file in std::fs::read_dir(kit).unwrap() {
+        let path = file.unwrap().path();
+        if path.extension().is_some_and(|end| end == "py") {
+            let name = path.file_name().unwrap().to_str().unwrap();
+            let text = std::fs::read_to_string(&path).unwrap();
+            files.push((format!("fiec/{name}"), text));
+        }
+    }
+    let files: Vec<_> = files.iter().map(|(n, t)| (&**n, Some(&**t))).collect();
+    let manifest = Manifest::parse(manifest.to_string().as_bytes()).unwrap();
+    (manifest, tar(&files))
+}
+
 impl World {
     /// Registers an artifact as it is, whatever is in it.
     async fn register(&self, program: &str, artifact: &[u8]) -> Digest {
@@ -243,7 +265,7 @@ async fn a_destination_that_is_told_to_prepare_fetches_the_package_and_the_objec
 }
 
 /// A world with a node that runs every package.
-async fn of_any_program() -> (World, Running) {
+pub async fn of_any_program() -> (World, Running) {
     let world = World::start().await;
     let mut options = world.options("n1");
     options.allow_programs = vec!["*".to_owned()];
