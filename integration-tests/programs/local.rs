@@ -9,6 +9,8 @@ use fiec::local::{self, Event, Session, Subject};
 use fiec_schemas::package::Protocol;
 use serde_json::{Value, json};
 
+use crate::stage::python::say;
+
 const FIEC: &str = env!("CARGO_BIN_EXE_fiec-lab");
 
 fn repository() -> PathBuf {
@@ -355,6 +357,25 @@ fn broken(program: &tempfile::TempDir, invariant: &str) -> (Option<u64>, String)
         first["boundary"].as_u64(),
         first["what"].as_str().unwrap().to_owned(),
     )
+}
+
+#[test]
+fn a_program_whose_bits_depend_on_its_processors_breaks_determinism_at_the_capsule_that_does() {
+    let here = std::thread::available_parallelism().unwrap().get();
+    if here == 1 {
+        return say("SKIPPED: this machine has one processor\n");
+    }
+    let program = shell(
+        &format!(
+            "{COUNT}\n[ $n = 3 ] && grep Cpus_allowed: /proc/self/status > $FIEC_STATE_DIR/cpus
+[ $n -ge 4 ] || exit 85"
+        ),
+        json!({}),
+    );
+    let (boundary, what) = broken(&program, "determinism");
+    assert_eq!(boundary, Some(3), "{what}");
+    let words = format!("on one processor other than on {here}: σ differs");
+    assert!(what.starts_with(&words), "{what}");
 }
 
 #[test]

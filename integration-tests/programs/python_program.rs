@@ -108,6 +108,7 @@ impl Program {
             folder: folder.to_owned(),
             manifest: Manifest::parse(&manifest).unwrap(),
             program: "test@1".to_owned(),
+            values: fiec_kit::launch::Values::default(),
         };
         Self::ready(None, ours, Some(package))
     }

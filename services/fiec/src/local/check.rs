@@ -1,6 +1,7 @@
 //! Tests four invariants of a capsule program by running it.
 //!
-//! - Determinism: two undisturbed runs go side by side and are compared at each boundary.
+//! - Determinism: two undisturbed runs go side by side, one on all processors and one on a single
+//!   processor, and are compared at each boundary.
 //! - Boundary completeness: at each boundary a third process, with fresh folders, starts from σ of
 //!   the boundary before. It must reach the same σ, outputs or end. By induction, a resumption
 //!   anywhere then reaches the undisturbed end.
@@ -19,6 +20,7 @@ use serde_json::Value;
 
 use super::Subject;
 use super::explain;
+use super::processors;
 use super::session::{Event, Made, Session};
 use super::traces::{self, Touched};
 use super::trees::Tree;
@@ -420,6 +422,23 @@ impl Check<'_> {
     }
 }
 
+/// Whether another undisturbed run comes to the same point. Returns false at the first boundary that
+/// is not its.
+fn is_repeated(subject: &Subject, expected: &Point) -> anyhow::Result<bool> {
+    let mut session = Session::start(subject)?;
+    session.run(None, Some(1), None)?;
+    loop {
+        let found = point(&mut session)?;
+        match (&found, found.index() == expected.index()) {
+            (Point::Boundary { index, .. }, false) => session.committed(*index),
+            _ => {
+                session.kill();
+                return Ok(expected.difference(&found).is_none());
+            }
+        }
+    }
+}
+
 /// Tests a program. Resumes it at `most` boundaries at most, densely at first and then more rarely.
 /// `None` resumes it at every boundary. `progress` receives the current step.
 ///
@@ -441,10 +460,12 @@ pub fn check(
     let kept = Kept::new(subject);
     let trace = tempfile::NamedTempFile::new().context("cannot make a temporary file")?;
     let traced = traces::works();
+    let cpus = processors::own().context("cannot find out the processors of this process")?;
+    let one = subject.on_one_of(&cpus);
     let mut a = Session::start(subject)?;
     let mut b = match &traced {
-        Ok(()) => Session::start_under(subject, &traces::command(trace.path()))?,
-        Err(_) => Session::start(subject)?,
+        Ok(()) => Session::start_under(&one, &traces::command(trace.path()))?,
+        Err(_) => Session::start(&one)?,
     };
     check.report.processes = 2;
     a.run(None, Some(1), None)?;
@@ -459,7 +480,15 @@ pub fn check(
         if equal {
             let theirs = point(&mut b)?;
             if let Some(what) = ours.difference(&theirs) {
-                let what = format!("two undisturbed runs: {what}");
+                check.report.processes += 1;
+                let what = match cpus.len() > 1 && is_repeated(subject, &ours)? {
+                    true => format!(
+                        "on one processor other than on {}: {what}. Its bits depend on the \
+                         processors that it may use (workers/CONTRACT.md: threads)",
+                        cpus.len()
+                    ),
+                    false => format!("two undisturbed runs: {what}"),
+                };
                 check.report.add(Invariant::Determinism, ours.index(), what);
                 // After a difference, nothing that follows can be compared.
                 equal = false;
@@ -503,7 +532,7 @@ pub fn check(
     }
     let mut report = check.report;
     report.not_tested = untested(&report, check.ledger.len(), &traced);
-    cover(&mut report, &traced);
+    cover(&mut report, &traced, cpus.len());
     if !equal {
         report.notes.push(
             "where two undisturbed runs differ, boundary completeness was not tested any more"
@@ -545,10 +574,14 @@ fn is_chosen(index: BoundaryIndex, most: u64, so_far: u64) -> bool {
     so_far < most && index.is_multiple_of(step)
 }
 
-fn cover(report: &mut Report, traced: &Result<(), String>) {
+fn cover(report: &mut Report, traced: &Result<(), String>, cpus: usize) {
     let (boundaries, resumed) = (report.boundaries, report.resumed);
+    let on = match cpus {
+        1 => "both on this machine's only processor".to_owned(),
+        more => format!("one on {more} processors and one on a single one"),
+    };
     report.covered.push(format!(
-        "determinism: two undisturbed runs at {boundaries} boundaries and at the end"
+        "determinism: two undisturbed runs, {on}, at {boundaries} boundaries and at the end"
     ));
     report.covered.push(format!(
         "boundary completeness: resumed at {resumed} of {boundaries} boundaries, each to the next, \

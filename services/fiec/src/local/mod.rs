@@ -4,6 +4,7 @@
 
 pub mod check;
 mod explain;
+mod processors;
 mod session;
 mod traces;
 mod trees;
@@ -25,7 +26,7 @@ use serde_json::Value;
 pub use session::{Event, Made, Session};
 
 /// A program with its parameters and its environment.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Subject {
     /// Name of the program, or of its package's folder.
     pub program: String,
@@ -46,7 +47,7 @@ pub struct Subject {
     /// Objects that parameters name, and outputs, by digest.
     pub objects: Objects,
     /// Keeps the generated package of a single file.
-    _made: Option<tempfile::TempDir>,
+    _made: Option<Arc<tempfile::TempDir>>,
 }
 
 /// Objects by digest, in a temporary folder.
@@ -203,8 +204,16 @@ impl Subject {
             echo: false,
             fresh_home: false,
             objects: Objects::new()?,
-            _made: made,
+            _made: made.map(Arc::new),
         })
+    }
+
+    /// The same on one of these processors.
+    fn on_one_of(&self, cpus: &[u32]) -> Self {
+        let mut one = self.clone();
+        one.grant.cpus = cpus.iter().take(1).copied().collect();
+        one.grant.threads = Some(1);
+        one
     }
 }
 

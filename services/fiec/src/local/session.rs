@@ -20,6 +20,7 @@ use serde_json::Value;
 use std::num::NonZeroU64;
 use tempfile::TempDir;
 
+use super::processors::Confined;
 use super::{Objects, Subject};
 
 /// Time limit until a process reports that it is ready.
@@ -200,8 +201,12 @@ impl<'a> Session<'a> {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0);
+        let cpus = &subject.grant.cpus;
+        let confined = (!cpus.is_empty()).then(|| Confined::to(cpus));
+        let confined = confined.transpose().context("cannot choose processors")?;
         let mut process = launch::spawn(&mut command, &rules, kind, Some(theirs.as_fd()))
             .with_context(|| format!("cannot run {program:?}"))?;
+        drop(confined);
         drop(theirs);
         let tail = Arc::default();
         if let Some(pipe) = process.stdout.take() {
