@@ -13,7 +13,7 @@ from typing import Any
 import fiec
 from fiec import testing
 from fiec.restore import decode
-from fiec.run import plain
+from fiec.values import plain
 from fiec.sigma import encode
 
 from .support import HAS_NUMPY, HAS_TORCH, NO_NUMPY, NO_TORCH
