@@ -47,6 +47,7 @@ def seen():
             + [text(f'/proc/{pid}/environ') for pid in parents()],
         'files': list(files()),
         'no_new_privs': int(status['NoNewPrivs']),
+        'blocked_signals': int(status['SigBlk'], 16),
         'core': resource.getrlimit(resource.RLIMIT_CORE),
         'nofile': resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         'expendable': int(text('/proc/self/oom_score_adj')),
@@ -118,6 +119,8 @@ async fn a_program_sees_no_secret_and_no_file_of_its_worker_and_gains_no_privile
         assert_eq!(seen["hub"], "hub", "{protocol}");
         assert_eq!(seen["devices"], "", "{protocol}");
         assert_eq!(seen["no_new_privs"], 1, "{protocol}");
+        // Forks inherit the mask, and nobody could end them by SIGTERM.
+        assert_eq!(seen["blocked_signals"], 0, "{protocol}");
         assert_eq!(seen["core"], json!([0, 0]), "{protocol}");
         assert!(
             seen["nofile"].as_u64().unwrap() <= 65_536,
@@ -152,7 +155,10 @@ async fn seen_by(lab: &Lab, protocol: &str, rest: &str) -> Value {
 /// A path whose `python3` is the interpreter itself: another may be a script that adds variables.
 fn path() -> String {
     let mut asked = std::process::Command::new("python3");
-    asked.args(["-c", "import os, sys; print(os.path.dirname(sys.executable))"]);
+    asked.args([
+        "-c",
+        "import os, sys; print(os.path.dirname(sys.executable))",
+    ]);
     let (folder, _) = success(asked.output().unwrap());
     format!("{}:{}", folder.trim(), std::env::var("PATH").unwrap())
 }

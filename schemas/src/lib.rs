@@ -35,6 +35,7 @@ pub mod surroundings;
 mod tagged;
 pub mod time;
 pub mod trust;
+pub mod values;
 
 pub use clock::ClockReading;
 pub use event::{

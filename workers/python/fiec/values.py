@@ -58,7 +58,7 @@ def plain(value: Any, place: str = "result", *, numbers_only: bool = False) -> A
 
 def _plain(value: Any, place: str, numbers_only: bool, depth: int) -> Any:
     if depth > _DEPTH_LIMIT:
-        raise Failed(f"{place[:40]}… is nested more than {_DEPTH_LIMIT} deep; use run.output()")
+        raise Failed(f"{place[:40]}… is nested more than {_DEPTH_LIMIT} deep")
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
