@@ -12,7 +12,7 @@ from typing import Any
 from fiec import Failed, testing
 
 from .programs import values
-from .support import PROGRAMS, Child, environment
+from .support import HAS_NUMPY, NO_NUMPY, PROGRAMS, Child, environment
 from .test_local import Folder
 
 # (to, which, the sentence)
@@ -91,6 +91,22 @@ class Values(Folder):
                 local = json.loads(file.read_text())["result"]["v"]
                 self.assertEqual(json.dumps(local), json.dumps(value))
                 file.unlink()
+
+    @unittest.skipUnless(HAS_NUMPY, NO_NUMPY)
+    def test_values_of_numpy_keep_their_numbers(self) -> None:
+        import numpy as np
+
+        def main(run: Any) -> object:
+            for _ in run.steps(np.int64(2)):
+                run.progress(of=np.uint8(3))
+            return {"most": np.uint64(2**64 - 1), "losses": np.array([np.nan, 0.1, -np.inf])}
+
+        outcome = testing.run(main, {"n": np.int32(7)})
+        self.assertEqual(outcome.reason, None)
+        self.assertEqual(
+            json.dumps(outcome.result),
+            '{"most": 18446744073709551615, "losses": ["NaN", 0.1, "-Infinity"]}',
+        )
 
     def test_a_note_and_a_reason_show_what_is_no_text(self) -> None:
         with Child("values.py") as child:

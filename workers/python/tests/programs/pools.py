@@ -1,9 +1,9 @@
 """Starts processes in its capsules.
 
 params: steps, pad (bytes of state), mode (``first``: takes the first answer of a pool and ends the
-pool; ``random``: forks after ``fiec.GlobalRandom`` was made; ``own``: forks with generators of its
-own; ``exit``: ``os._exit(0)`` in capsule 3; ``child``: a forked child waits for SIGTERM; ``ctrl_c``:
-a pool computes while the terminal sends SIGINT to all processes).
+pool; ``random``: forks after ``fiec.GlobalRandom`` was made; ``own``: forks with a generator of its
+own; ``exit``: ``os._exit(0)`` in capsule 3; ``child``: a forked child gets SIGTERM; ``ctrl_c``: a
+pool computes while the terminal sends SIGINT to all processes).
 """
 
 from __future__ import annotations
