@@ -50,6 +50,7 @@ def seen():
             + [text(f'/proc/{pid}/environ') for pid in parents()],
         'files': list(files()),
         'no_new_privs': int(status['NoNewPrivs']),
+        'blocked_signals': int(status['SigBlk'], 16),
         'core': resource.getrlimit(resource.RLIMIT_CORE),
         'nofile': resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         'expendable': int(text('/proc/self/oom_score_adj')),
@@ -122,6 +123,8 @@ async fn a_program_sees_no_secret_and_no_file_of_its_worker_and_gains_no_privile
         assert_eq!(seen["hub"], "hub", "{protocol}");
         assert_eq!(seen["devices"], "", "{protocol}");
         assert_eq!(seen["no_new_privs"], 1, "{protocol}");
+        // Forks inherit the mask, and nobody could end them by SIGTERM.
+        assert_eq!(seen["blocked_signals"], 0, "{protocol}");
         assert_eq!(seen["core"], json!([0, 0]), "{protocol}");
         assert!(
             seen["nofile"].as_u64().unwrap() <= 65_536,

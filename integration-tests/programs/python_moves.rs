@@ -29,6 +29,33 @@ fn a_package_in_python_has_equal_bits_however_it_is_cut_and_whatever_it_speaks()
 }
 
 #[tokio::test]
+async fn a_forked_pool_that_is_ended_early_does_not_hang_on_a_worker() {
+    let mut options = workers(1);
+    options
+        .worker_args
+        .extend(args(&["--allow-program", "pools-*@1"]));
+    let lab = Lab::start(options).await;
+    for protocol in ["frames", "json_lines"] {
+        let folder = tempfile::tempdir().unwrap();
+        let pools = root().join("workers/python/tests/programs/pools.py");
+        let entry = ["python3", "-B", "pools.py"];
+        package(folder.path(), &pools, &entry, protocol, &[]);
+        let program = format!("pools-{}@1", protocol.replace('_', "-"));
+        let path = folder.path().display().to_string();
+        lab.fiec(&["program", "push", &program, &path])
+            .await
+            .expect(0);
+        let params = json!({"steps": 5, "pad": 1 << 20});
+        let id = lab.publish(protocol, &program, &params).await;
+        lab.journal.ended(id, "completed").await;
+        let ran = lab.fiec(&["result", &id.to_string()]).await.expect(0);
+        let result: Value = serde_json::from_str(&ran.stdout).unwrap();
+        assert_eq!(result["total"], 5, "{protocol}");
+    }
+    lab.end().await;
+}
+
+#[tokio::test]
 async fn training_that_is_moved_between_nodes_ends_with_the_weights_of_one_that_is_not() {
     let python = Python::get();
     if !python.has_packages {

@@ -36,6 +36,7 @@ pub mod surroundings;
 mod tagged;
 pub mod time;
 pub mod trust;
+pub mod values;
 pub mod variables;
 
 pub use clock::ClockReading;

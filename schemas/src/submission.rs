@@ -17,6 +17,7 @@ use crate::scheduling::{self, Array, Deadline, Dependency, Gang, Reallocation, W
 use crate::spread::{self, Spread};
 use crate::strict::Strict;
 use crate::trust::Verify;
+use crate::values;
 use crate::variables::{self, Variables};
 
 pub use crate::machine::MachineRequirement;
@@ -283,6 +284,7 @@ impl Submission {
         if line.contains(&b'[') {
             objects_are_objects(line)?;
         }
+        values::check(line, "")?;
         submission.check()?;
         Ok(submission)
     }
@@ -495,6 +497,11 @@ mod tests {
                 r#"{"program":"synthetic@1","viability":{"mood":{"high":0.5,"low":0.1,"dwell_ms":1}}}"#,
                 "viability",
                 "unknown variant `mood`",
+            ),
+            (
+                r#"{"program":"train@1","params":{"seeds":[1,1180591620717411303425]}}"#,
+                "params.seeds[1]",
+                "64 bits at most, but this is 1180591620717411303425",
             ),
             (r#"{"program":"cg@1","params":{}}"#, "params", "matrix"),
             (

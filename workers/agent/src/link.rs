@@ -7,6 +7,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use fiec_kit::frames::{self, FrameError, Order, PREFIX_BYTES, Report};
 use fiec_kit::room::Room;
 use fiec_schemas::package::Grant;
+use fiec_schemas::values;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
@@ -56,6 +57,9 @@ impl Link {
                 return Ok(None);
             };
             let report = frames::parse(text)?;
+            if matches!(report, Report::Completed { .. }) {
+                values::check(text, "")?;
+            }
             self.room.admits(&report, body)?;
             let body = usize::try_from(body).map_err(std::io::Error::other)?;
             drop(self.buffer.split_to(PREFIX_BYTES + head));

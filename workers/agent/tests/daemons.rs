@@ -1,4 +1,4 @@
-//! Processes that programs leave behind, after `setsid` and two forks.
+//! Processes that programs start: forked children end by SIGTERM, daemons with their run.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::common::{Running, World, children, poll};
 use crate::packages::tar;
 
 /// Speaks frames by itself. Starts a daemon if it is asked to, and does what its parameters say.
-const PROGRAM: &str = "import json, os, socket, struct, sys, time
+const PROGRAM: &str = "import json, os, signal, socket, struct, sys, time
 sock = socket.socket(fileno=int(os.environ['FIEC_SOCKET_FD']))
 
 def say(**head):
@@ -67,6 +67,17 @@ def run(params):
                 time.sleep(0.05)
             os._exit(0)
         os.wait()
+    if params.get('terminates'):
+        child = os.fork()
+        if child == 0:
+            time.sleep(600)
+        os.kill(child, signal.SIGTERM)
+        until = time.monotonic() + 30
+        while os.waitpid(child, os.WNOHANG) == (0, 0):
+            if time.monotonic() > until:
+                os.kill(child, signal.SIGKILL)
+                os._exit(4)
+            time.sleep(0.005)
     then = params['then']
     if then == 'crash':
         os._exit(3)
@@ -126,6 +137,15 @@ fn state_of(pid: u32) -> Option<String> {
 
 async fn is_gone(pid: u32, what: &str) {
     poll(what, async || state_of(pid).is_none().then_some(())).await;
+}
+
+#[tokio::test]
+async fn a_program_ends_its_forked_child_by_sigterm() {
+    let (world, agent) = stage().await;
+    let params = json!({ "terminates": true, "then": "complete" });
+    let id = world.submit(&line(&params), &agent).await;
+    world.wait_phase(id, "completed").await;
+    agent.leave().await;
 }
 
 #[tokio::test]

@@ -16,6 +16,7 @@ use std::path::PathBuf;
 
 use fiec_schemas::package::{Grant, Manifest};
 use fiec_schemas::programs::TileRange;
+use fiec_schemas::submission::FieldError;
 use fiec_schemas::surroundings::{Asked, GrantChange, Surroundings};
 use fiec_schemas::{BoundaryIndex, CommitPolicy, Digest, Epoch, ExecutionId, Fault, Timestamp};
 use serde::de::DeserializeOwned;
@@ -401,6 +402,9 @@ pub enum FrameError {
     /// A head of no known form.
     #[error("frame with a head that cannot be read: {0}")]
     Head(#[from] serde_json::Error),
+    /// A head with a value that cannot be kept.
+    #[error("frame with a head that cannot be kept: {0}")]
+    Value(#[from] FieldError),
     /// The other end is gone, or the socket failed.
     #[error("socket: {0}")]
     Io(#[from] io::Error),

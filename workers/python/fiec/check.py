@@ -16,7 +16,7 @@ from typing import Any
 
 from . import testing
 from .errors import Failed
-from .run import dumps
+from .values import dumps
 from .worker import Main
 
 _BOUNDARY = 85
@@ -38,7 +38,7 @@ def _run(script: str, params: Path, folder: Path, cut: int | None) -> tuple[dict
         if status != _BOUNDARY:
             raise SystemExit(f"check: the program ended with exit status {status}")
     (home,) = [path.parent for path in folder.glob("*/*/result.json")]
-    whole = json.loads((home / "result.json").read_text())
+    whole = json.loads((home / "result.json").read_text("utf-8"))
     found = {
         "result": dumps(whole["result"]),
         "capsules": str(whole["capsules"]),

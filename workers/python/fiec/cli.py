@@ -13,6 +13,7 @@ from . import lines, worker
 from .errors import AgentGone, Failed, FrameError
 from .frames import from_environment
 from .schedule import Schedule
+from .values import plain
 
 COMPLETED, CRASHED, USAGE, GONE, FAILED, BOUNDARY = 0, 1, 2, 3, 65, 85
 _EXIT = {
@@ -80,7 +81,7 @@ def _params(given: argparse.Namespace, p: argparse.ArgumentParser) -> dict[str, 
     params: Any = {}
     if given.params:
         try:
-            params = json.loads(Path(given.params).read_text())
+            params = json.loads(Path(given.params).read_text("utf-8"))
         except (OSError, ValueError) as error:
             p.error(f"--params {given.params}: {error}")
         if not isinstance(params, dict):
@@ -89,6 +90,11 @@ def _params(given: argparse.Namespace, p: argparse.ArgumentParser) -> dict[str, 
         name, equals, text = pair.partition("=")
         if not name or not equals:
             p.error(f"{pair!r} is no name=value")
+        try:
+            # UTF-8 whatever the locale.
+            name, text = (os.fsencode(part).decode() for part in (name, text))
+        except UnicodeDecodeError:
+            p.error(f"{pair!r} is not UTF-8")
         params[name] = _value(text)
     return dict(params)
 
@@ -141,6 +147,7 @@ def _here(program: worker.Main, params: dict[str, Any] | None, name: str) -> int
     given = p.parse_args([] if params is not None else None)
     params = _params(given, p) if params is None else params
     try:
+        params = plain(params, "params", numbers_only=True)
         if given.check:
             return check.check(sys.argv[0], program, params, given.yield_every)
         ending, _ = local.run(

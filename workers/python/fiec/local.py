@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import signal
 import sys
@@ -11,14 +12,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from .engine import Start
 from .errors import Failed
 from .frames import Message, Pieces
-from .run import dumps
 from .schedule import WINDOW
 from .store import Store
+from .values import dumps
 from .worker import Ending, Main, Server
 
 # Where nobody watches, a line this often.
@@ -207,28 +208,83 @@ class LocalLink:
         self.order(head, body)
 
 
+class _Inherited:
+    """What a forked child does not inherit of a local run: its handler for SIGTERM. Else the child
+    could not be ended, and ``multiprocessing.Pool.terminate()`` would wait for it for ever."""
+
+    def __init__(self) -> None:
+        self.before: Any = None
+        self._mask: set[int] = set()
+        os.register_at_fork(before=self._hold, after_in_child=self._drop, after_in_parent=self._go)
+
+    def _hold(self) -> None:
+        # A SIGTERM that comes right after the fork waits until the child has its own handler.
+        if self.before is not None:
+            self._mask = set(signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}))
+
+    def _drop(self) -> None:
+        if self.before is not None:
+            signal.signal(signal.SIGTERM, self.before)
+            self._go()
+            self.before = None
+
+    def _go(self) -> None:
+        if self.before is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+
+_inherited = _Inherited()
+
+
 @contextlib.contextmanager
 def _yield_on_signals(link: LocalLink, terminal: Terminal) -> Iterator[None]:
     """Ctrl-C and SIGTERM yield at the next boundary; a second Ctrl-C ends the run at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    asked = False
+    asked, owner = False, os.getpid()
 
     def handler(number: int, _: FrameType | None) -> None:
         nonlocal asked
         if asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         asked = True
-        terminal.say("yields at the next boundary (Ctrl-C again: ends at once)")
-        link.order({"is": "yield", "cause": signal.Signals(number).name})
+        # A terminal sends SIGINT to forked children, too: they finish the capsule.
+        if os.getpid() == owner:
+            terminal.say("yields at the next boundary (Ctrl-C again: ends at once)")
+            link.order({"is": "yield", "cause": signal.Signals(number).name})
 
     before = {n: signal.signal(n, handler) for n in (signal.SIGINT, signal.SIGTERM)}
+    _inherited.before = before[signal.SIGTERM]
     try:
         yield
     finally:
+        _inherited.before = None
         for number, old in before.items():
             signal.signal(number, old)
+
+
+@contextlib.contextmanager
+def _no_silent_exit(program: str) -> Iterator[None]:
+    """``os._exit(0)`` ends the process without a word. It must not pass for a completion."""
+    real, owner = os._exit, os.getpid()
+
+    def leave(status: int) -> NoReturn:
+        if status == 0 and os.getpid() == owner:
+            print(
+                f"{program}: os._exit(0) in a capsule is no completion; run it again: it goes on "
+                "from the last commit",
+                file=sys.stderr,
+                flush=True,
+            )
+            status = 1
+        real(status)
+
+    os._exit = leave
+    try:
+        yield
+    finally:
+        os._exit = real
 
 
 def run(
@@ -260,7 +316,11 @@ def run(
         start = Start(**{**vars(start), "yield_at": (store.boundary or 0) + yield_after})
     server = Server(link, main, None, local=True)
     try:
-        with _yield_on_signals(link, terminal), terminal.beside():
+        with (
+            _yield_on_signals(link, terminal),
+            _no_silent_exit(program),
+            terminal.beside(),
+        ):
             ending = server.run(start, store.state)
         if ending == "completed":
             text = "" if server.result is None else f": {dumps(server.result)}"

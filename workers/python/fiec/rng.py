@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
+import warnings
 from typing import Any
+
+_seeded = False
+
+
+def _warn_of_fork() -> None:
+    global _seeded
+    if _seeded:
+        _seeded = False  # once
+        warnings.warn(
+            "a process forks after fiec.GlobalRandom was seeded: its children draw equal random "
+            "numbers from numpy.random and torch, and from random other ones in every run. Give "
+            "each task a generator of its own, seeded by its number",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+os.register_at_fork(before=_warn_of_fork)
 
 
 class GlobalRandom:
@@ -12,10 +32,12 @@ class GlobalRandom:
 
     ``run.state(model=model, rng=fiec.GlobalRandom(seed=0))``. Import the libraries before this is
     made. Generators of one's own (``random.Random``, ``numpy.random.Generator``) are better: they
-    are put into the state directly.
+    are put into the state directly. Forked children must not draw from it: that is warned of.
     """
 
     def __init__(self, seed: int = 0) -> None:
+        global _seeded
+        _seeded = True
         random.seed(seed)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(seed % 2**32)

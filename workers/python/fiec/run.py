@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import sys
@@ -17,6 +16,7 @@ from .engine import NOTE_LIMIT, Boundaries
 from .errors import Failed, StateError
 from .frames import DATA_DIR_ENV, INPUTS_ENV, Message
 from .tiles import Merge, Tiles, find, read_range
+from .values import dumps, encoded, plain, shown, surrogate, whole
 
 T = TypeVar("T")
 _NAME_LIMIT = 255
@@ -241,7 +241,7 @@ class Run:
         on until ``break`` or ``return``."""
         engine = self._ready()
         if until is not None:
-            engine.of = until
+            engine.of = until = whole(until, "steps: until")
         while until is None or engine.index < until:
             yield engine.index
             engine.edge()
@@ -324,14 +324,16 @@ class Run:
         few times a second at most; costs nothing in between."""
         engine = self._engine
         if note is not None:
-            engine.note = str(note)[:NOTE_LIMIT]
+            engine.note = shown(str(note)[:NOTE_LIMIT])
         if of is not None:
-            engine.of = of
+            engine.of = whole(of, "progress: of")
 
     def output(self, name: str, data: Any) -> None:
         """Declares an output: bytes, text, or a numpy array (written as ``.npy``). It becomes
         visible with the next commit; a later one of the same name takes its place."""
         self._engine.check()
+        if wrong := surrogate(name):
+            raise Failed(f"output {name!r}: a name is {wrong}")
         parts = name.split("/")
         if (
             not 0 < len(name.encode()) <= _NAME_LIMIT
@@ -355,7 +357,7 @@ class Run:
                 f"emit: the name {name!r} must have 1 to 64 letters, digits, '_' or '-'"
             )
         if isinstance(data, str):
-            data = data.encode()
+            data = encoded(data, f"message {name!r}")
         if not isinstance(data, (bytes, bytearray, memoryview)):
             data = dumps(plain(data, f"message {name!r}")).encode()
         self._engine.emit(name, bytes(data))
@@ -374,7 +376,11 @@ class Run:
         never the bits."""
         self._engine.check()
         wish = {"memory_bytes": memory_bytes, "device_memory_bytes": device_memory_bytes}
-        wish = {name: bytes for name, bytes in wish.items() if bytes is not None}
+        wish = {
+            name: whole(bytes, f"reserve: {name}")
+            for name, bytes in wish.items()
+            if bytes is not None
+        }
         if not wish:
             raise Failed("reserve: name memory_bytes, or device_memory_bytes")
         head = self._engine.reserve(wish)
@@ -411,8 +417,13 @@ class Run:
         (:meth:`on_reconfigure`). ``refused``: it keeps what it has. The answer may change the
         speed, never the bits."""
         self._engine.check()
-        change = {"threads": threads, "cpus": list(cpus) or None, "memory_bytes": memory_bytes}
-        change = {name: value for name, value in change.items() if value is not None}
+        change: Message = {}
+        if threads is not None:
+            change["threads"] = whole(threads, "ask: threads", 2**32 - 1)
+        if processors := [whole(n, "ask: a processor of cpus", 2**32 - 1) for n in cpus]:
+            change["cpus"] = processors
+        if memory_bytes is not None:
+            change["memory_bytes"] = whole(memory_bytes, "ask: memory_bytes")
         if not change:
             raise Failed("ask: name threads, cpus or memory_bytes")
         head = self._engine.ask(change)
@@ -468,7 +479,7 @@ class Run:
 
 def _bytes(name: str, data: Any) -> bytes:
     if isinstance(data, str):
-        return data.encode()
+        return encoded(data, f"output {name!r}")
     np = sys.modules.get("numpy")
     if np is not None and isinstance(data, np.ndarray):
         out = io.BytesIO()
@@ -477,31 +488,3 @@ def _bytes(name: str, data: Any) -> bytes:
     if isinstance(data, (bytes, bytearray, memoryview)):
         return bytes(data)
     raise Failed(f"output {name!r} is a {type(data).__name__}; give bytes, text or a numpy array")
-
-
-_NOT_FINITE = {float("inf"): "Infinity", float("-inf"): "-Infinity"}
-
-
-def plain(value: Any, place: str = "result") -> Any:
-    """A result as JSON has it: numpy and PyTorch values become numbers and lists, and what is no
-    number the texts ``NaN``, ``Infinity``, ``-Infinity``."""
-    if value is None or isinstance(value, (str, bool, int)):
-        return value
-    if isinstance(value, float):
-        if value != value:
-            return "NaN"
-        return _NOT_FINITE.get(value, value)
-    if isinstance(value, Mapping):
-        return {str(k): plain(v, f"{place}.{k}") for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(v, f"{place}[{n}]") for n, v in enumerate(value)]
-    if callable(getattr(value, "tolist", None)):
-        return plain(value.tolist(), place)
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    raise Failed(f"{place} is a {type(value).__name__}, which JSON cannot say; use run.output()")
-
-
-def dumps(value: Any) -> str:
-    """One canonical JSON text: sorted keys."""
-    return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import Failed
-from .run import dumps
+from .values import dumps
 
 FORMAT = 1
 
@@ -164,7 +164,7 @@ class Store:
         path = self.folder / "outbox.jsonl"
         last = (0, -1)
         if path.exists():
-            for line in path.read_text().splitlines():
+            for line in path.read_text("utf-8").splitlines():
                 # A crash may have cut the last line; it is written again.
                 with contextlib.suppress(ValueError, KeyError):
                     found = json.loads(line)

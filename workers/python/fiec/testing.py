@@ -29,6 +29,7 @@ from .errors import Failed
 from .frames import Message, Pieces
 from .local import split
 from .tiles import Range, Shares, read_range, write_range
+from .values import plain
 from .worker import Ending, Main, Server
 
 
@@ -132,6 +133,7 @@ def run(
     """Runs a program in memory, to its end. ``yield_every=k``: thrown away and resumed from its
     state at every k-th boundary."""
     link = _Memory(objects or {})
+    params = plain(params if params is not None else {}, "params", numbers_only=True)
     runs = 0
     execution = str(uuid.uuid4())
     while True:
@@ -141,7 +143,7 @@ def run(
             execution=execution,
             epoch=runs,
             program="test@1",
-            params=params if params is not None else {},
+            params=params,
             commit=commit,
             boundary=link.boundary,
             grant=grant or {},
@@ -251,6 +253,7 @@ def spread(
     """Runs a program over ``params["tiles"]`` in memory, spread as by a cluster: cut at many
     boundaries, its range split again and again, parts taken back when they are done or before.
     ``seed`` says where. Result and outputs must be those of :func:`run`."""
+    params = plain(params, "params", numbers_only=True)
     play = _Spread(main, params, seed, commit, objects or {})
     whole = _Member(read_range(params.get("tiles"), "params.tiles"), objects or {}, part=False)
     server = play.play(whole)

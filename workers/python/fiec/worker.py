@@ -14,7 +14,8 @@ from typing import Any, Literal
 from .engine import Engine, Order, Start
 from .errors import AgentGone, Done, Failed, FrameError, Stop, Yielded
 from .frames import Link
-from .run import Grant, Run, dumps, plain
+from .run import Grant, Run
+from .values import dumps, plain, shown
 from .writer import Writer
 
 Main = Callable[[Run], object]
@@ -32,7 +33,7 @@ def words(error: BaseException) -> str:
     own = [f for f in frames if not f.filename.startswith(_HERE)]
     if own:
         text += f" ({own[-1].filename}:{own[-1].lineno} in {own[-1].name})"
-    return text[:REASON_LIMIT]
+    return shown(text)[:REASON_LIMIT]
 
 
 _HERE = __file__.rsplit("/", 1)[0] + "/"
@@ -149,7 +150,7 @@ def attempt(main: Main, run: Run, local: bool) -> End:
         if engine.is_shared():
             raise Failed("the loop over its tiles was left early, though the range is shared")
         result = plain(result)
-        if len(dumps(result).encode("utf-8", "replace")) > RESULT_LIMIT:
+        if len(dumps(result).encode()) > RESULT_LIMIT:
             raise Failed(f"the result is over {RESULT_LIMIT} bytes; make it an output")
         return End("completed", result)
     except (AgentGone, FrameError):
@@ -166,7 +167,7 @@ def attempt(main: Main, run: Run, local: bool) -> End:
             if not error.permanent:
                 show(error)
             ending: Ending = "failed" if error.permanent else "crashed"
-            reason = error.reason[:REASON_LIMIT] or "failed without a reason"
+            reason = shown(error.reason)[:REASON_LIMIT] or "failed without a reason"
             return End(ending, reason=reason, permanent=error.permanent)
         if isinstance(error, KeyboardInterrupt) and local:
             raise

@@ -13,8 +13,8 @@ from typing import Any
 import fiec
 from fiec import testing
 from fiec.restore import decode
-from fiec.run import plain
 from fiec.sigma import encode
+from fiec.values import plain
 
 from .support import HAS_NUMPY, HAS_TORCH, NO_NUMPY, NO_TORCH
 

@@ -70,6 +70,7 @@ fn params(text: &str) -> anyhow::Result<Value> {
             std::fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?
         }
     };
+    fiec_schemas::values::check(read.as_bytes(), "params")?;
     serde_json::from_str(&read).context("--params is not JSON")
 }
 

@@ -63,6 +63,7 @@ impl SubmitArgs {
             (Some(file), _) => read(file),
             (None, Some(program)) => {
                 let params = self.params.as_deref().unwrap_or("{}");
+                fiec_schemas::values::check(params.as_bytes(), "params")?;
                 let params: Value = serde_json::from_str(params).context("--params is not JSON")?;
                 Ok(json!({"program": program, "params": params})
                     .to_string()

@@ -15,7 +15,7 @@ use super::lines::{self, Lines, Said, Told, from_text, line_limit, shorten, to_t
 use super::patience::{GRACE, Patience};
 use super::process::{Process, in_words};
 use super::state_dir::wait;
-use super::work::{Work, check_result};
+use super::work::{Work, check_result, check_values};
 use super::{Package, check_state};
 use crate::frames::Shares;
 use crate::program::{Capsule, Inputs, ProgramError, Progress, Step};
@@ -23,6 +23,9 @@ use crate::programs::{Instance, RunEnd};
 
 /// Time limit to connect, or to send σ, if the package declares no `boundary_ms`.
 const ANSWER_WITHIN: Duration = Duration::from_secs(600);
+
+/// Part of a line that completes.
+const COMPLETED: &[u8] = b"\"completed\"";
 
 /// A process with its connection.
 struct Talk {
@@ -122,6 +125,30 @@ impl JsonLines {
         }
     }
 
+    /// Reads a line. A completion that is not JSON fails for good: the next attempt would write
+    /// the same.
+    fn said(&self, line: &[u8]) -> Result<Said, ProgramError> {
+        let said = serde_json::from_slice(line).map_err(|error| {
+            let completes = line.windows(COMPLETED.len()).any(|part| part == COMPLETED);
+            if completes && error.is_syntax() {
+                return ProgramError::Permanent(format!(
+                    "{} completed with a line that is not JSON, as NaN, Infinity and lone \
+                     surrogates are not: {} ({error})",
+                    self.package.program,
+                    shorten(line)
+                ));
+            }
+            self.wrong(&format!(
+                "wrote a line that says nothing known: {} ({error})",
+                shorten(line)
+            ))
+        })?;
+        if matches!(said, Said::Completed { .. }) {
+            check_values(&self.package, line, "")?;
+        }
+        Ok(said)
+    }
+
     /// Returns the next line from the process.
     fn hear(
         &mut self,
@@ -147,12 +174,7 @@ impl JsonLines {
                     error => error,
                 })?;
                 if let Some(line) = line {
-                    return serde_json::from_slice(&line).map_err(|error| {
-                        transient(format!(
-                            "wrote a line that says nothing known: {} ({error})",
-                            shorten(&line)
-                        ))
-                    });
+                    return self.said(&line);
                 }
             }
             if gone {

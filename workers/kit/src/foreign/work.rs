@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
 use fiec_schemas::package::Grant;
+use fiec_schemas::values;
 use fiec_schemas::{Digest, Fault, StartError};
 use serde_json::Value;
 
@@ -358,6 +359,7 @@ impl Work {
         let read = (&mut file).take(RESULT_LIMIT + 1).read_to_end(&mut text);
         read.map_err(cannot("read", folder.path()))?;
         check_result(package, text.len() as u64)?;
+        check_values(package, &text, "result")?;
         serde_json::from_slice(&text).map_err(|error| {
             ProgramError::Permanent(format!(
                 "{} wrote a result that is not JSON: {error}",
@@ -532,6 +534,12 @@ pub fn check_result(package: &Package, bytes: u64) -> Result<(), ProgramError> {
         true => Ok(()),
         false => Err(too_large(package)),
     }
+}
+
+/// Checks the values of a result, or of a line with one.
+pub fn check_values(package: &Package, text: &[u8], root: &str) -> Result<(), ProgramError> {
+    values::check(text, root)
+        .map_err(|error| ProgramError::Permanent(format!("{}: {error}", package.program)))
 }
 
 fn too_large(package: &Package) -> ProgramError {

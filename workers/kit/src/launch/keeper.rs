@@ -92,7 +92,7 @@ fn keep(words: Vec<OsString>) -> io::Result<()> {
     let control = UnixStream::from(take(0)?);
     // A signal to the worker's group, as from a terminal, is the worker's affair.
     let _ = rustix::process::setsid();
-    block_signals();
+    mask(libc::SIG_BLOCK)?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     let (program, arguments) = words
         .split_first()
@@ -215,9 +215,12 @@ fn take(fd: RawFd) -> io::Result<OwnedFd> {
 
 #[allow(unsafe_code)]
 fn end_with_this_thread(command: &mut Command) {
-    // SAFETY: between fork and exec only a system call is made.
+    // SAFETY: between fork and exec only system calls are made.
     unsafe {
         command.pre_exec(|| {
+            // The mask outlives an exec, and the forks of the program would inherit it: nobody could
+            // end them by SIGTERM.
+            mask(libc::SIG_UNBLOCK)?;
             Ok(rustix::process::set_parent_process_death_signal(Some(
                 Signal::KILL,
             ))?)
@@ -238,16 +241,19 @@ fn leave_output() -> io::Result<()> {
     Ok(())
 }
 
-/// A program gets the default mask back when it is started.
+/// Blocks or unblocks the signals that would end the keeper before its program.
 #[allow(unsafe_code)]
-fn block_signals() {
-    // SAFETY: the set is initialised by the first call, and no other thread runs yet.
+fn mask(how: libc::c_int) -> io::Result<()> {
+    // SAFETY: the set is initialised by the first call, and the calling thread is the only one.
     unsafe {
         let mut set = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);
         for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
             libc::sigaddset(&raw mut set, signal);
         }
-        libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
+        match libc::sigprocmask(how, &raw const set, std::ptr::null_mut()) {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 }

@@ -339,6 +339,32 @@ fn a_result_that_is_no_json_or_too_large_is_refused() {
 }
 
 #[test]
+fn a_result_with_values_beyond_json_is_refused_for_good_and_the_place_named() {
+    let big = "1180591620717411303425";
+    fails(
+        &state_dir(
+            &format!("echo '{{\"v\": [{big}]}}' > $FIEC_RESULT"),
+            json!({}),
+        ),
+        true,
+        &["result.v[0]", "64 bits at most", big],
+    );
+    fails(
+        &state_dir("echo '{\"v\": NaN}' > $FIEC_RESULT", json!({})),
+        true,
+        &["not JSON"],
+    );
+    for (value, words) in [
+        ("2**70 + 1", ["result.v", big]),
+        ("float('nan')", ["not JSON", "NaN"]),
+        ("'a\\udc80'", ["not JSON", "surrogate"]),
+    ] {
+        let script = format!("hear(); say(**{{'is': 'completed', 'result': {{'v': {value}}}}})");
+        fails(&json_lines(&script, json!({})), true, &words);
+    }
+}
+
+#[test]
 fn bytes_that_are_no_state_of_a_folder_are_refused_at_once() {
     let made = state_dir("exit 85", json!({}));
     let child = Child::start();
