@@ -152,7 +152,10 @@ async fn seen_by(lab: &Lab, protocol: &str, rest: &str) -> Value {
 /// A path whose `python3` is the interpreter itself: another may be a script that adds variables.
 fn path() -> String {
     let mut asked = std::process::Command::new("python3");
-    asked.args(["-c", "import os, sys; print(os.path.dirname(sys.executable))"]);
+    asked.args([
+        "-c",
+        "import os, sys; print(os.path.dirname(sys.executable))",
+    ]);
     let (folder, _) = success(asked.output().unwrap());
     format!("{}:{}", folder.trim(), std::env::var("PATH").unwrap())
 }
