@@ -1,7 +1,7 @@
 //! `fiec up`: what ends is started again, what ran there goes on, and its end is the end of all.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 
 use crate::stage::{
@@ -275,12 +275,11 @@ async fn no_password_stands_on_a_command_line() {
     let passwords: Vec<String> = urls.filter(|url| url.contains('@')).map(password).collect();
     assert!(passwords.len() >= 2, "{passwords:?}");
     let lines = command_lines();
-    let inside_lines = lines.iter().filter(|line| line.contains("service=fiec"));
+    assert!(lines.iter().any(|line| line.contains("/bin/psql ")));
     for password in &passwords {
         let shown = lines.iter().find(|line| line.contains(password));
         assert_eq!(shown, None, "every user of the machine can read it");
     }
-    assert_eq!(inside_lines.count(), 1, "{lines:#?}");
 
     let services = inside("fiec").join("pg_service.conf");
     assert_eq!(mode(&services), 0o600);
