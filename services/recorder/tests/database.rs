@@ -596,3 +596,34 @@ async fn the_recorder_needs_no_superuser_and_a_reader_sees_no_state() {
         201
     );
 }
+
+#[tokio::test]
+async fn an_owner_without_other_rights_sets_up_what_a_recorder_writes() {
+    let db = database().await;
+    for sql in [
+        "CREATE ROLE plain_owner LOGIN",
+        "CREATE DATABASE owned OWNER plain_owner",
+    ] {
+        sqlx::raw_sql(sql).execute(&db.pool).await.unwrap();
+    }
+    let plain = as_role(&db.pool, "plain_owner").await;
+    let owned = |pool: &PgPool| {
+        let options = pool.connect_options().as_ref().clone();
+        PgPool::connect_with(options.database("owned"))
+    };
+    let recorder = as_role(&db.pool, "fiec_recorder").await;
+    let (plain, recorder) = (
+        owned(&plain).await.unwrap(),
+        owned(&recorder).await.unwrap(),
+    );
+    fiec_recorder::migrate(&plain).await.unwrap();
+    project(&recorder, handover(1).1).await.unwrap();
+    let ensure = "SELECT fiec_ensure_partitions('2030-01-01', '2030-01-03')::bigint";
+    let version = "SELECT current_setting('server_version_num')::bigint";
+    if number(&db.pool, version).await >= 150_000 {
+        assert_eq!(number(&recorder, ensure).await, 12);
+    } else {
+        // There the schema belongs to another user, and everybody may add to it.
+        refused(&recorder, &[ensure]).await;
+    }
+}
