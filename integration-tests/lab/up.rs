@@ -1,6 +1,7 @@
 //! `fiec up`: what ends is started again, what ran there goes on, and its end is the end of all.
 
-use std::os::unix::fs::PermissionsExt as _;
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 
 use crate::stage::{
@@ -8,12 +9,14 @@ use crate::stage::{
     undisturbed_synthetic, until,
 };
 use fiec::client;
+use fiec::context::UpFile;
 use fiec_broker::{Broker, ConnectOptions};
 use fiec_schemas::messages::Viability;
 use fiec_schemas::{ClientId, ExecutionId, InstanceId, NodeId, Tenant};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use sqlx::PgPool;
+use sqlx::postgres::PgConnectOptions;
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout};
 use tokio::time::timeout;
@@ -67,10 +70,13 @@ impl Up {
         for name in ["nats", "logs"] {
             assert_eq!(mode(&data.join(name)), 0o700, "{name}");
         }
+        // What it prints reads history; the owner's URL stands in the file only.
         let database = said["database"].as_str().unwrap();
+        assert!(database.starts_with("postgres://fiec_reader:"), "{said}");
+        let up: UpFile = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
         Self {
             pid: child.id().unwrap(),
-            pool: PgPool::connect(database).await.unwrap(),
+            pool: PgPool::connect(up.owner.expose()).await.unwrap(),
             child,
             _stdout: stdout,
             broker: Broker::connect(ConnectOptions::new(url, "test"))
@@ -170,5 +176,121 @@ async fn a_killed_worker_is_started_again_while_its_execution_goes_on_and_sigter
     // Neither is anything that was started after the count, or that has changed its parent.
     let named = proc::naming(up.folder.path().to_str().unwrap());
     assert!(named.is_empty(), "still alive: {named:?}");
-    assert!(!up.folder.path().join("fiec").join("up.json").exists());
+    let told = std::fs::read_dir(up.folder.path().join("fiec")).unwrap();
+    assert_eq!(told.count(), 0, "it leaves no password behind");
+}
+
+/// The password of a URL.
+fn password(url: &str) -> String {
+    let (login, _) = url.split_once('@').unwrap();
+    login.rsplit_once(':').unwrap().1.to_owned()
+}
+
+/// The values that a service of libpq's file has.
+fn service(file: &std::path::Path, name: &str) -> PgConnectOptions {
+    let text = std::fs::read_to_string(file).unwrap();
+    let lines = text.lines().skip_while(|line| *line != format!("[{name}]"));
+    let values = lines.skip(1).map_while(|line| line.split_once('='));
+    let values: BTreeMap<_, _> = values.collect();
+    PgConnectOptions::new_without_pgpass()
+        .host(values["host"])
+        .port(values["port"].parse().unwrap())
+        .database(values["dbname"])
+        .username(values["user"])
+        .password(values["password"])
+}
+
+/// What every user of the machine can read of all its processes.
+fn command_lines() -> Vec<String> {
+    let all = std::fs::read_dir("/proc").unwrap();
+    let all = all.filter_map(|entry| std::fs::read(entry.ok()?.path().join("cmdline")).ok());
+    all.map(|bytes| String::from_utf8_lossy(&bytes).replace('\0', " "))
+        .collect()
+}
+
+/// Neither on those of its own processes nor on those of the commands that it prints.
+#[tokio::test]
+async fn no_password_stands_on_a_command_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let inside = |name: &str| folder.path().join(name);
+    // In the place of the usual tools: they stay until they are ended.
+    std::fs::create_dir(inside("bin")).unwrap();
+    for tool in ["psql", "nats"] {
+        let tool = inside("bin").join(tool);
+        std::fs::write(&tool, "#!/bin/sh\necho runs\nread -r end\n").unwrap();
+        std::fs::set_permissions(&tool, PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    let mut up = tokio::process::Command::new(BINARY)
+        .args(["up", "--workers", "1", "--data-dir"])
+        .arg(inside("data"))
+        .env("XDG_RUNTIME_DIR", folder.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(std::fs::File::create(inside("up.log")).unwrap())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut stdout = BufReader::new(up.stdout.take().unwrap()).lines();
+    let mut said = Vec::new();
+    while !said.iter().any(|line: &String| line.contains("Ctrl-C")) {
+        let line = timeout(PATIENCE, stdout.next_line()).await.unwrap();
+        let log = std::fs::read_to_string(inside("up.log")).unwrap();
+        said.push(
+            line.unwrap()
+                .unwrap_or_else(|| panic!("it ended early: {log}")),
+        );
+    }
+
+    // The commands that it prints, in a shell that has read the variables that it prints.
+    let printed = |start: &str| {
+        let all = said.iter().filter_map(|line| line.strip_prefix("  "));
+        let all = all.filter(|line| line.starts_with(start));
+        all.map(str::to_owned).collect::<Vec<_>>()
+    };
+    std::fs::write(inside("variables"), printed("export ").join("\n")).unwrap();
+    let path = std::env::var("PATH").unwrap();
+    let path = format!("{}:{path}", inside("bin").display());
+    let mut tools = Vec::new();
+    for command in [printed("psql "), printed("nats ")].concat() {
+        let (command, _) = command.split_once(" < ").unwrap_or((&command, ""));
+        let mut tool = tokio::process::Command::new("/bin/sh")
+            .args(["-ec", &format!(". ./variables; exec {command}")])
+            .current_dir(folder.path())
+            .env("PATH", &path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let mut runs = BufReader::new(tool.stdout.take().unwrap()).lines();
+        let runs = timeout(PATIENCE, runs.next_line()).await.unwrap();
+        assert_eq!(runs.unwrap().as_deref(), Some("runs"), "{command}");
+        tools.push(tool);
+    }
+    assert_eq!(tools.len(), 3, "{said:#?}");
+
+    let told = std::fs::read_to_string(inside("fiec").join("up.json")).unwrap();
+    let told: BTreeMap<String, Value> = serde_json::from_str(&told).unwrap();
+    let urls = told.values().filter_map(Value::as_str);
+    let passwords: Vec<String> = urls.filter(|url| url.contains('@')).map(password).collect();
+    assert!(passwords.len() >= 2, "{passwords:?}");
+    let lines = command_lines();
+    assert!(lines.iter().any(|line| line.contains("/bin/psql ")));
+    for password in &passwords {
+        let shown = lines.iter().find(|line| line.contains(password));
+        assert_eq!(shown, None, "every user of the machine can read it");
+    }
+
+    let services = inside("fiec").join("pg_service.conf");
+    assert_eq!(mode(&services), 0o600);
+    for (name, role) in [("fiec", "fiec_reader"), ("fiec_recorder", "fiec_recorder")] {
+        let pool = PgPool::connect_with(service(&services, name))
+            .await
+            .unwrap();
+        let who: String = sqlx::query_scalar("SELECT current_user::text")
+            .fetch_one(&pool)
+            .await
+            .unwrap();
+        assert_eq!(who, role);
+    }
 }

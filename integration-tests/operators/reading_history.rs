@@ -49,13 +49,7 @@ async fn people_read_the_story_in_views_queries_and_a_report() {
     let lab = Lab::start(options()).await;
     let id = a_story(&lab).await;
 
-    sqlx::raw_sql("ALTER ROLE fiec_reader PASSWORD 'reads'")
-        .execute(lab.pool.as_ref().unwrap())
-        .await
-        .unwrap();
-    let url = lab.servers.postgres_url().unwrap();
-    let (_, server) = url.split_once('@').unwrap();
-    let url = format!("postgres://fiec_reader:reads@{server}");
+    let url = lab.logins.as_ref().unwrap().reader.url();
     let reader = PgPoolOptions::new()
         .max_connections(1)
         .connect(&url)

@@ -21,10 +21,11 @@ pub const BINARY: &str = env!("CARGO_BIN_EXE_fiec-lab");
 /// How long a block may take; nothing takes this long when all is well.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Variables of the caller that would change what a page does.
-const UNSET: [&str; 8] = [
+const UNSET: [&str; 9] = [
     "FIEC_NATS_URL",
     "FIEC_NATS_CREDS",
     "FIEC_DATABASE_URL",
+    "PGSERVICEFILE",
     "FIEC_TENANT",
     "FIEC_LOG",
     "FIEC_LOG_JSON",
@@ -152,14 +153,17 @@ impl Stage {
 
     /// What a place adds to the environment. Starts what the place has.
     async fn environment(&mut self, place: Place) -> Vec<(String, String)> {
-        let (nats, database) = match place {
+        let (nats, (name, database)) = match place {
             Place::Local => return Vec::new(),
             Place::Cluster => {
                 if self.up().is_none() {
                     self.launch("fiec up", "fiec nodes", &[]).await.unwrap();
                 }
                 let up = self.up().expect("`fiec up` says where it is");
-                (up.nats.expose().to_owned(), up.database.expose().to_owned())
+                // The commands find the database by themselves.
+                let services = self.folder.path().join("run/fiec/pg_service.conf");
+                let services = services.display().to_string();
+                (up.nats.expose().to_owned(), ("PGSERVICEFILE", services))
             }
             Place::Servers => {
                 if self.servers.is_none() {
@@ -167,13 +171,14 @@ impl Stage {
                     self.servers = Some(servers.unwrap());
                 }
                 let servers = self.servers.as_ref().unwrap();
-                (servers.nats_url(), servers.postgres_url().unwrap())
+                let owner = servers.postgres_url().unwrap();
+                (servers.nats_url(), ("FIEC_DATABASE_URL", owner))
             }
         };
         let variables = [
             ("NATS_URL", nats.clone()),
             ("FIEC_NATS_URL", nats),
-            ("FIEC_DATABASE_URL", database),
+            (name, database),
         ];
         variables
             .map(|(name, value)| (name.to_owned(), value))
@@ -198,16 +203,18 @@ impl Stage {
             .folder
             .path()
             .join(format!("background-{}.log", self.background.len()));
-        let mut text: String = UNSET.map(|name| format!("unset {name}; ")).concat();
-        for (name, value) in self.own_variables().iter().chain(environment) {
-            text += &format!("export {name}='{value}'; ");
-        }
+        let mut variables = self.own_variables();
+        variables.extend_from_slice(environment);
+        let unset = UNSET
+            .iter()
+            .filter(|name| variables.iter().all(|(set, _)| set != *name));
+        let mut text: String = unset.map(|name| format!("unset {name}; ")).collect();
         text += &format!("cd '{}'; exec {command}", self.work().display());
         let process = Process::start(
             command,
             Path::new("/bin/sh"),
             &["-ec".to_owned(), text],
-            &[],
+            &variables,
             log,
         )
         .map_err(|error| error.to_string())?;

@@ -42,15 +42,15 @@ fn free_address() -> String {
 }
 
 /// Flags of `run` for an environment that points at the cluster of a test.
-fn environment(lab: &Lab, http: &str) -> Vec<String> {
+fn environment(lab: &Lab, command: &str, http: &str) -> Vec<String> {
     let own = [("FIEC_HTTP".to_owned(), http.to_owned())];
-    let all = lab.environment().into_iter().chain(own);
+    let all = lab.environment(command).into_iter().chain(own);
     all.flat_map(|(name, value)| ["--env".to_owned(), format!("{name}={value}")])
         .collect()
 }
 
 fn worker(lab: &Lab, images: &Arc<Images>, node: &str) -> Container {
-    let mut flags = environment(lab, &free_address());
+    let mut flags = environment(lab, "worker", &free_address());
     let limit = format!("{LIMIT_MIB}m");
     let inputs = root().join("examples/data");
     let inputs = format!(
@@ -169,7 +169,7 @@ async fn the_services_do_their_work_in_their_image() {
     let services: Vec<Container> = ["policy", "recorder"]
         .iter()
         .map(|service| {
-            let flags = environment(&lab, &free_address());
+            let flags = environment(&lab, service, &free_address());
             let log = lab
                 .data_dir()
                 .join("logs")

@@ -266,7 +266,7 @@ impl Lab {
         let mut command = tokio::process::Command::new(BINARY);
         command
             .args(args)
-            .envs(self.environment())
+            .envs(self.environment(args.first().copied().unwrap_or_default()))
             .env("FIEC_TENANT", self.tenant.as_str())
             .env_remove("FIEC_LOG")
             .env_remove("FIEC_LOG_JSON")

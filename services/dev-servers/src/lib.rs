@@ -25,6 +25,7 @@ mod error;
 mod fetch;
 mod locate;
 mod lock;
+mod login;
 mod nats;
 mod postgres;
 mod progress;
@@ -40,6 +41,7 @@ pub use locate::{
     NatsBinary, Origin, PostgresInstall, Sources, Version, locate_nats, locate_nats_in,
     locate_postgres, locate_postgres_in, output_of,
 };
+pub use login::Login;
 pub use nats::{NatsOptions, NatsServer, Sync};
 pub use postgres::{Postgres, PostgresOptions};
 pub use progress::{NoProgress, Progress};

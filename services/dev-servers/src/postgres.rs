@@ -21,6 +21,7 @@ use crate::child::{Child, Plan, tail};
 use crate::error::{At, Error, Result};
 use crate::locate::PostgresInstall;
 use crate::lock::FileLock;
+use crate::login::Login;
 use crate::secret::{self, USER};
 
 /// The access rules. They replace those that `initdb` wrote in an earlier version.
@@ -121,14 +122,33 @@ impl Postgres {
         Ok(server)
     }
 
-    /// `postgres://fiec:PASSWORD@127.0.0.1:PORT/DATABASE`.
+    /// URL of the owner of the database, who is also its superuser.
     pub fn url(&self) -> String {
-        format!(
-            "postgres://{USER}:{}@{}/{}",
-            self.password,
-            self.address(),
-            self.options.database
-        )
+        self.login_as(USER, self.password.clone()).url()
+    }
+
+    /// Lets an existing role log in, by a password that lies beside the cluster.
+    ///
+    /// # Errors
+    /// If there is no such role, or its password cannot be kept.
+    pub async fn admit(&self, role: &str) -> Result<Login> {
+        let kept = beside(&self.options.data_dir, &format!(".{role}.password"));
+        let password = secret::keep(&kept)?;
+        let failed = |error| sql_error(&format!("ALTER ROLE {role} PASSWORD …"), &error);
+        let mut session = self.open(&self.options.database).await.map_err(failed)?;
+        let set = format!("ALTER ROLE \"{role}\" PASSWORD '{password}'");
+        let done = sqlx::raw_sql(AssertSqlSafe(set)).execute(&mut session);
+        done.await.map_err(failed)?;
+        Ok(self.login_as(role, password))
+    }
+
+    fn login_as(&self, role: &str, password: String) -> Login {
+        Login {
+            role: role.to_owned(),
+            password,
+            port: self.port,
+            database: self.options.database.clone(),
+        }
     }
 
     /// `127.0.0.1:PORT`, for messages.

@@ -2,7 +2,7 @@
 //! `fiec up` that runs on this machine.
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -81,11 +81,18 @@ pub struct UpFile {
     pub pid: u32,
     /// NATS URL, with its password.
     pub nats: Secret,
-    /// PostgreSQL URL, with its password.
+    /// PostgreSQL URL of the role that reads, with its password.
     pub database: Secret,
+    /// PostgreSQL URL of the owner of the tables, with its password.
+    pub owner: Secret,
 }
 
 impl UpFile {
+    /// File of libpq's services beside it, for `PGSERVICEFILE`.
+    pub fn services() -> Option<PathBuf> {
+        Some(Self::path()?.with_file_name("pg_service.conf"))
+    }
+
     fn path() -> Option<PathBuf> {
         let folder = std::env::var_os("XDG_RUNTIME_DIR")
             .or_else(|| std::env::var_os("XDG_CACHE_HOME"))
@@ -94,24 +101,14 @@ impl UpFile {
         Some(folder.join("fiec").join("up.json"))
     }
 
-    /// Writes the file. A later `fiec up` replaces it.
+    /// Writes the file, and the services of PostgreSQL beside it. A later `fiec up` replaces both.
     ///
     /// # Errors
     /// If the folder cannot be written.
-    pub fn write(&self) -> anyhow::Result<()> {
+    pub fn write(&self, services: &str) -> anyhow::Result<()> {
         let path = Self::path().context("no HOME to keep up.json in")?;
-        let folder = path.parent().context("up.json has no folder")?;
-        std::fs::create_dir_all(folder)
-            .with_context(|| format!("cannot create {}", folder.display()))?;
-        // The file holds passwords. Only its owner can read a temporary file, whatever lay at the
-        // path.
-        let write = || {
-            let mut file = tempfile::NamedTempFile::new_in(folder)?;
-            file.write_all(&serde_json::to_vec_pretty(self)?)?;
-            file.persist(&path).map_err(|error| error.error)
-        };
-        write().with_context(|| format!("cannot write {}", path.display()))?;
-        Ok(())
+        write_private(&path.with_file_name("pg_service.conf"), services.as_bytes())?;
+        write_private(&path, &serde_json::to_vec_pretty(self)?)
     }
 
     /// Reads the file, if its `fiec up` still runs.
@@ -124,15 +121,29 @@ impl UpFile {
             .then_some(file)
     }
 
-    /// Removes the file if this process wrote it.
+    /// Removes the files if this process wrote them.
     pub fn remove(&self) {
-        if let Some(path) = Self::path()
-            && Self::read().is_some_and(|found| found.pid == self.pid)
-        {
-            // If this fails, the file names a process that is gone, and `read` ignores it.
-            let _ = std::fs::remove_file(path);
+        if Self::read().is_some_and(|found| found.pid == self.pid) {
+            for path in [Self::path(), Self::services()].into_iter().flatten() {
+                // If this fails, the file names a process that is gone, and `read` ignores it.
+                let _ = std::fs::remove_file(path);
+            }
         }
     }
+}
+
+/// Replaces a file by one that only its owner can read, whatever lay at the path: it holds passwords.
+fn write_private(path: &Path, text: &[u8]) -> anyhow::Result<()> {
+    let folder = path.parent().context("the file has no folder")?;
+    std::fs::create_dir_all(folder)
+        .with_context(|| format!("cannot create {}", folder.display()))?;
+    let write = || {
+        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        file.write_all(text)?;
+        file.persist(path).map_err(|error| error.error)
+    };
+    write().with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(())
 }
 
 impl Global {
@@ -153,16 +164,29 @@ impl Global {
         }
     }
 
-    /// The PostgreSQL URL.
+    /// The PostgreSQL URL, of a role that reads.
     ///
     /// # Errors
     /// If none is given and no `fiec up` runs here.
     pub fn database_url(&self) -> anyhow::Result<Secret> {
+        self.url_of(|up| up.database)
+    }
+
+    /// The PostgreSQL URL for the commands that write tables or read states. A URL that is given is
+    /// used as it is.
+    ///
+    /// # Errors
+    /// If none is given and no `fiec up` runs here.
+    pub fn owner_url(&self) -> anyhow::Result<Secret> {
+        self.url_of(|up| up.owner)
+    }
+
+    fn url_of(&self, of_up: fn(UpFile) -> Secret) -> anyhow::Result<Secret> {
         if let Some(url) = &self.database {
             return Ok(url.clone());
         }
         match UpFile::read() {
-            Some(up) => Ok(up.database),
+            Some(up) => Ok(of_up(up)),
             None => bail!(
                 "no PostgreSQL server is known: start one with `fiec up`, or give --database URL \
                  (or FIEC_DATABASE_URL)"
@@ -257,11 +281,13 @@ mod tests {
             pid: 1,
             nats: nats.into(),
             database: database.into(),
+            owner: database.into(),
         };
         let shown = format!("{file:?}");
         assert!(!shown.contains("s3cret"), "{shown}");
         let text = serde_json::to_value(&file).unwrap();
-        let expected = serde_json::json!({"pid": 1, "nats": nats, "database": database});
+        let expected = serde_json::json!({"pid": 1, "nats": nats, "database": database,
+            "owner": database});
         assert_eq!(text, expected);
     }
 }

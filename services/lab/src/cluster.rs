@@ -10,7 +10,7 @@ use anyhow::{Context as _, bail};
 use fiec::client;
 use fiec::ui::Steps;
 use fiec_broker::{Broker, ConnectOptions, topology};
-use fiec_dev_servers::{DevServers, Progress, Sync};
+use fiec_dev_servers::{DevServers, Login, Progress, Sync};
 use fiec_schemas::NodeId;
 use fiec_schemas::messages::{NodeStatus, StandingKind, Viability};
 use fiec_schemas::substrate::HOST;
@@ -88,13 +88,32 @@ impl Progress for ServerSteps<'_> {
     }
 }
 
+/// The logins of the history, each with no more rights than it needs.
+#[derive(Clone)]
+pub struct Logins {
+    /// URL of the owner of the tables: `fiec setup`.
+    pub owner: String,
+    /// The recorder, and `fiec repair`, which reads states.
+    pub recorder: Login,
+    /// All others.
+    pub reader: Login,
+}
+
+impl std::fmt::Debug for Logins {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Logins")
+    }
+}
+
 /// A running cluster. Dropping it ends all its processes.
 #[derive(Debug)]
 pub struct Cluster {
     /// Connection for the caller.
     pub broker: Broker,
-    /// Database pool for the caller, if there is history.
+    /// The owner's database pool for the caller, if there is history.
     pub pool: Option<PgPool>,
+    /// Logins of the database, if there is history.
+    pub logins: Option<Logins>,
     /// Workers by number; `n1` is the first.
     pub workers: Vec<Process>,
     /// Policy services.
@@ -150,17 +169,24 @@ impl Cluster {
             ..topology::Profile::default()
         };
         topology::apply(&broker, &profile).await?;
-        let pool = match servers.postgres_url() {
-            Some(url) => {
-                let pool = fiec_recorder::connect(&url).await?;
+        let (pool, logins) = match &servers.postgres {
+            Some(postgres) => {
+                let owner = postgres.url();
+                let pool = fiec_recorder::connect(&owner).await?;
                 fiec_recorder::migrate(&pool).await?;
-                Some(pool)
+                let logins = Logins {
+                    owner,
+                    recorder: postgres.admit("fiec_recorder").await?,
+                    reader: postgres.admit("fiec_reader").await?,
+                };
+                (Some(pool), Some(logins))
             }
-            None => None,
+            None => (None, None),
         };
         let mut cluster = Self {
             broker,
             pool,
+            logins,
             workers: Vec::new(),
             policies: Vec::new(),
             recorder: None,
@@ -205,18 +231,25 @@ impl Cluster {
         NodeId::from_host_name(&format!("n{number}"))
     }
 
-    /// Environment that connects a `fiec` command to this cluster.
-    pub fn environment(&self) -> Vec<(String, String)> {
+    /// Environment that connects a `fiec` command to this cluster: by the rights that it needs.
+    pub fn environment(&self, command: &str) -> Vec<(String, String)> {
         let mut environment = vec![("FIEC_NATS_URL".to_owned(), self.servers.nats_url())];
-        if let Some(url) = self.servers.postgres_url() {
-            environment.push(("FIEC_DATABASE_URL".to_owned(), url));
+        if let Some(logins) = &self.logins {
+            let url = match command {
+                "setup" => Some(logins.owner.clone()),
+                "recorder" | "repair" => Some(logins.recorder.url()),
+                // These need no database.
+                "policy" | "worker" => None,
+                _ => Some(logins.reader.url()),
+            };
+            environment.extend(url.map(|url| ("FIEC_DATABASE_URL".to_owned(), url)));
         }
         environment
     }
 
     fn spawn(&self, name: &str, args: &[String]) -> anyhow::Result<Process> {
         let log = self.data_dir().join("logs").join(format!("{name}.log"));
-        let mut environment = self.environment();
+        let mut environment = self.environment(args.first().map_or("", String::as_str));
         // The first two policy services and workers are connected to different servers.
         let number = name.trim_start_matches(|c: char| !c.is_ascii_digit());
         let number = number.parse::<usize>().unwrap_or(1);

@@ -1,9 +1,10 @@
 //! `fiec up`: the demo's cluster without the demo. It runs until Ctrl-C or SIGTERM.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use anyhow::Context as _;
 use clap::Args;
 use fiec::context::UpFile;
 use fiec::exit::Outcome;
@@ -80,20 +81,27 @@ pub async fn run(args: UpArgs, json: bool) -> anyhow::Result<Outcome> {
         &steps,
     )
     .await?;
+    let logins = cluster.logins.clone();
+    let logins = logins.context("a cluster without history")?;
     let file = UpFile {
         pid: std::process::id(),
         nats: cluster.servers.nats_url().into(),
-        database: cluster.servers.postgres_url().unwrap_or_default().into(),
+        database: logins.reader.url().into(),
+        owner: logins.owner.clone().into(),
     };
-    file.write()?;
+    let (reader, recorder) = (&logins.reader, &logins.recorder);
+    let services = [reader.service("fiec"), recorder.service("fiec_recorder")];
+    file.write(&services.join("\n"))?;
+    let services = UpFile::services().unwrap_or_default();
     if json {
         println!(
             "{}",
             json!({"pid": file.pid, "nats": file.nats.expose(),
-                   "database": file.database.expose(), "data_dir": cluster.data_dir()})
+                   "database": file.database.expose(), "pg_service_file": services,
+                   "data_dir": cluster.data_dir()})
         );
     } else {
-        print_urls(&file, &cluster);
+        print_urls(&file, &services, &cluster);
     }
     let pause = Duration::from_secs_f64(args.revive_seconds.clamp(0.0, 86_400.0));
     let ended = watch(&mut cluster, pause).await;
@@ -104,26 +112,27 @@ pub async fn run(args: UpArgs, json: bool) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-fn print_urls(file: &UpFile, cluster: &Cluster) {
+fn print_urls(file: &UpFile, services: &Path, cluster: &Cluster) {
     println!(
         "
 NATS        {nats}
 PostgreSQL  {database}
 logs        {logs}
 
-Your other `fiec` commands on this machine find it by themselves. With the usual tools (the URLs
-hold passwords: whoever has them runs programs as you):
+Your other `fiec` commands on this machine find it by themselves. With the usual tools (the URL
+of NATS holds a password: whoever has it runs programs as you. Give it by environment, as here):
 
   export NATS_URL={nats}
   nats pub -J --send-on=newline --force-stdin --no-templates fiec.submit.default < examples/batch.jsonl
   nats micro info fiec
 
-  export FIEC_DATABASE_URL={database}
-  psql \"$FIEC_DATABASE_URL\" -c 'SELECT * FROM execution_summary'
+  export PGSERVICEFILE={services}
+  psql service=fiec -c 'SELECT * FROM execution_summary'
 
 Ctrl-C ends everything.",
         nats = file.nats.expose(),
         database = file.database.expose(),
+        services = services.display(),
         logs = cluster.data_dir().join("logs").display()
     );
 }

@@ -2,6 +2,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::as_role;
 use bytes::Bytes;
 use fiec_broker::chunks::{Chunk, Manifest};
 use fiec_broker::topology::{Profile, apply};
@@ -64,8 +65,20 @@ impl World {
             },
             ..RecorderOptions::default()
         };
-        let recorder = Recorder::new(options, self.broker.clone(), self.pool.clone());
-        (stop.clone(), tokio::spawn(recorder.run(stop)))
+        (stop.clone(), self.record(options, stop))
+    }
+
+    /// With the rights of the recorder's role.
+    fn record(
+        &self,
+        options: RecorderOptions,
+        stop: CancellationToken,
+    ) -> JoinHandle<fiec_recorder::Result<()>> {
+        let (broker, pool) = (self.broker.clone(), self.pool.clone());
+        tokio::spawn(async move {
+            let pool = as_role(&pool, "fiec_recorder").await;
+            Recorder::new(options, broker, pool).run(stop).await
+        })
     }
 
     /// A recorder that removes no objects, and keeps the states of what failed for this time.
@@ -82,8 +95,7 @@ impl World {
             },
             ..RecorderOptions::default()
         };
-        let recorder = Recorder::new(options, self.broker.clone(), self.pool.clone());
-        (stop.clone(), tokio::spawn(recorder.run(stop)))
+        (stop.clone(), self.record(options, stop))
     }
 
     pub async fn put(&self, text: &str) -> Digest {

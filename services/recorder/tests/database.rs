@@ -1,7 +1,7 @@
 //! The projection against a real PostgreSQL, without a broker.
 use std::sync::{Arc, LazyLock};
 
-use crate::support::{database, number, words};
+use crate::support::{as_role, database, number, words};
 use fiec_broker::feed::FeedItem;
 use fiec_recorder::lab_support::{
     LedgerWriter, clear, plain_copy, project, project_carefully, short_ledgers,
@@ -13,7 +13,7 @@ use fiec_schemas::{
     BoundaryEvent, Candidate, Cause, Digest, Event, ExecutionId, InstanceId, NodeId, RequestKind,
     Signal, Submission, Tenant, Threshold, Timestamp,
 };
-use sqlx::PgPool;
+use sqlx::{AssertSqlSafe, PgPool};
 
 /// Every row of the history as text, to see whether anything changed.
 async fn everything(pool: &PgPool) -> String {
@@ -505,4 +505,125 @@ async fn an_end_that_the_broker_lost_is_withdrawn_when_the_same_run_goes_on() {
     project_carefully(&db.pool, again).await.unwrap();
     let row = "SELECT concat_ws(' ', phase, result ->> 'by', node) FROM executions";
     assert_eq!(words(&db.pool, row).await, "completed b b");
+}
+
+/// The relations that a role may read, without partitions.
+async fn readable(pool: &PgPool, role: &str) -> i64 {
+    let sql = format!(
+        "SELECT count(*) FROM pg_class c WHERE c.relnamespace = 'public'::regnamespace \
+         AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition \
+         AND has_table_privilege('{role}', c.oid, 'SELECT')"
+    );
+    number(pool, &sql).await
+}
+
+/// Runs statements that the role may not run.
+async fn refused(pool: &PgPool, statements: &[&str]) {
+    for sql in statements {
+        let done = sqlx::raw_sql(AssertSqlSafe((*sql).to_owned()))
+            .execute(pool)
+            .await;
+        let error = done.expect_err(sql);
+        let code = error.as_database_error().and_then(|e| e.code());
+        assert_eq!(code.as_deref(), Some("42501"), "{sql}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn the_recorder_needs_no_superuser_and_a_reader_sees_no_state() {
+    let db = database().await;
+    let recorder = as_role(&db.pool, "fiec_recorder").await;
+    let powers = "SELECT count(*) FROM pg_roles WHERE rolname IN ('fiec_recorder', 'fiec_reader') \
+                  AND NOT (rolsuper OR rolcreaterole OR rolcreatedb OR rolbypassrls OR rolreplication)";
+    assert_eq!(number(&db.pool, powers).await, 2);
+
+    // It records, in days that have no partition too, and drops what is too old.
+    let (_, moved) = handover(1);
+    project(&recorder, moved).await.unwrap();
+    project(&recorder, short_ledgers(200, 100).unwrap())
+        .await
+        .unwrap();
+    assert_eq!(
+        number(&recorder, "SELECT count(*) FROM executions").await,
+        201
+    );
+    let partitions = "SELECT count(*) FROM pg_class WHERE relispartition AND relkind = 'r'";
+    let before = number(&db.pool, partitions).await;
+    let ensure = "SELECT fiec_ensure_partitions('2030-01-01', '2030-01-03')::bigint";
+    assert_eq!(number(&recorder, ensure).await, 12);
+    let keep = "SELECT count(*) FROM boundaries WHERE committed_at > '2030-01-01'";
+    assert_eq!(number(&recorder, keep).await, 0);
+    let drop = "SELECT fiec_drop_partitions('2030-01-04')::bigint";
+    assert_eq!(number(&recorder, drop).await, 12 + before);
+
+    let reader = as_role(&db.pool, "fiec_reader").await;
+    let nobody = [
+        "COPY executions TO PROGRAM 'cat > /dev/null'",
+        "COPY (SELECT 1) TO '/tmp/fiec-not-written'",
+        "CREATE TABLE mine (x int)",
+        "CREATE FUNCTION to_char(date, text) RETURNS text LANGUAGE sql AS 'SELECT NULL::text'",
+        "DROP TABLE executions",
+        "ALTER TABLE executions ADD COLUMN mine int",
+        "TRUNCATE executions",
+        "UPDATE _sqlx_migrations SET checksum = ''",
+        "UPDATE applied_views SET digest = ''",
+        "ALTER ROLE fiec PASSWORD 'mine'",
+    ];
+    refused(&recorder, &nobody).await;
+    refused(&reader, &nobody).await;
+
+    let states = [
+        "SELECT * FROM boundary_state",
+        "SELECT state FROM boundary_state",
+        "SELECT * FROM results_to_copy",
+        "SELECT fiec_ensure_partitions('2030-01-01', '2030-01-03')",
+    ];
+    refused(&reader, &states).await;
+    // Everything else it reads, and the page's views work.
+    let hidden = readable(&db.pool, "fiec").await - readable(&db.pool, "fiec_reader").await;
+    assert_eq!(hidden, 2);
+    for view in [
+        "execution_summary",
+        "placement_timeline",
+        "why_pending",
+        "node_trust",
+    ] {
+        let sql = format!("SELECT count(*) FROM {view}");
+        assert!(number(&reader, &sql).await >= 0, "{view}");
+    }
+    assert_eq!(
+        number(&reader, "SELECT count(*) FROM execution_summary").await,
+        201
+    );
+}
+
+#[tokio::test]
+async fn an_owner_without_other_rights_sets_up_what_a_recorder_writes() {
+    let db = database().await;
+    for sql in [
+        "CREATE ROLE plain_owner LOGIN",
+        "CREATE DATABASE owned OWNER plain_owner",
+    ] {
+        sqlx::raw_sql(sql).execute(&db.pool).await.unwrap();
+    }
+    let plain = as_role(&db.pool, "plain_owner").await;
+    let owned = |pool: &PgPool| {
+        let options = pool.connect_options().as_ref().clone();
+        PgPool::connect_with(options.database("owned"))
+    };
+    let recorder = as_role(&db.pool, "fiec_recorder").await;
+    let (plain, recorder) = (
+        owned(&plain).await.unwrap(),
+        owned(&recorder).await.unwrap(),
+    );
+    fiec_recorder::migrate(&plain).await.unwrap();
+    project(&recorder, handover(1).1).await.unwrap();
+    let ensure = "SELECT fiec_ensure_partitions('2030-01-01', '2030-01-03')::bigint";
+    let version = "SELECT current_setting('server_version_num')::bigint";
+    if number(&db.pool, version).await >= 150_000 {
+        assert_eq!(number(&recorder, ensure).await, 12);
+    } else {
+        // There the schema belongs to another user, and everybody may add to it.
+        refused(&recorder, &[ensure]).await;
+    }
 }

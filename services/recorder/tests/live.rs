@@ -2,6 +2,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::as_role;
 use async_nats::jetstream::message::PublishMessage;
 use bytes::Bytes;
 use fiec_broker::feed::FeedItem;
@@ -35,6 +36,7 @@ pub async fn servers() -> (DevServers, Broker, PgPool) {
     (servers, broker, pool)
 }
 
+/// A recorder with the rights of its role.
 pub fn start(
     broker: &Broker,
     pool: &PgPool,
@@ -44,8 +46,12 @@ pub fn start(
         state_every: Duration::from_millis(50),
         ..RecorderOptions::default()
     };
-    let recorder = Recorder::new(options, broker.clone(), pool.clone());
-    (stop.clone(), tokio::spawn(recorder.run(stop)))
+    let (broker, pool, token) = (broker.clone(), pool.clone(), stop.clone());
+    let recording = async move {
+        let pool = as_role(&pool, "fiec_recorder").await;
+        Recorder::new(options, broker, pool).run(token).await
+    };
+    (stop, tokio::spawn(recording))
 }
 
 pub async fn publish(broker: &Broker, item: &FeedItem, body: Bytes) {

@@ -18,6 +18,7 @@ mod rewinds;
 mod schema;
 mod spread;
 mod substrates;
+mod tls;
 mod unread;
 mod upgrade;
 mod views;

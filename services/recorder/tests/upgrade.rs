@@ -14,7 +14,7 @@ use crate::support::{database, number, rows, words};
 
 /// Each migration with the BLAKE3-256 of its file. Add a line for a new one. Never change a line: each
 /// database remembers what it was made by, and refuses another text.
-const RELEASED: [(&str, &str); 7] = [
+const RELEASED: [(&str, &str); 8] = [
     (
         "0001_executions.sql",
         "84701e9968da87be666aa380960eea2ccc57f9ae3b3bcb0ef06902fc3755d1fa",
@@ -42,6 +42,10 @@ const RELEASED: [(&str, &str); 7] = [
     (
         "0007_faults.sql",
         "abab2d7bc9152fad7ef1c924d11f9198ebe79d16519dede75f7819530aedf5a7",
+    ),
+    (
+        "0008_roles.sql",
+        "2e893f30413e90296225dffba444c0f1e08eaf81dfc819195ddba30d16623191",
     ),
 ];
 

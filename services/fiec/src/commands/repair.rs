@@ -48,7 +48,7 @@ pub struct RepairArgs {
 pub async fn repair(args: RepairArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("repair").await?;
     broker.measure_clock().await?;
-    let pool = fiec_recorder::connect(global.database_url()?.expose()).await?;
+    let pool = fiec_recorder::connect(global.owner_url()?.expose()).await?;
     let ledger = Ledger::new(&broker);
     let (mut there, mut begun, mut failed) = (0u64, 0u64, 0u64);
     for id in live(&pool).await? {

@@ -55,7 +55,7 @@ pub async fn setup(args: SetupArgs, global: &Global) -> anyhow::Result<Outcome> 
     let broker = global.broker("setup").await?;
     // Tables first: a stream that is created again must begin after the last recorded sequence.
     let mut recorded = BTreeMap::new();
-    match global.database_url() {
+    match global.owner_url() {
         Ok(url) => {
             let pool = fiec_recorder::connect(url.expose()).await?;
             fiec_recorder::migrate(&pool).await?;
@@ -431,7 +431,7 @@ fn parse_collect_days(text: &str) -> Result<u32, String> {
 pub async fn recorder(args: RecorderArgs, global: &Global) -> anyhow::Result<Outcome> {
     hide();
     let broker = global.broker("recorder").await?;
-    let pool = fiec_recorder::connect(global.database_url()?.expose()).await?;
+    let pool = fiec_recorder::connect(global.owner_url()?.expose()).await?;
     let mut collection = fiec_recorder::Collection {
         after: (args.collect_days > 0)
             .then(|| Duration::from_secs(u64::from(args.collect_days) * 86_400)),

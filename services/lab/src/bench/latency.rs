@@ -176,7 +176,7 @@ async fn push(cluster: &Cluster, folder: &Path) -> anyhow::Result<()> {
     command
         .args(["--json", "program", "push", PYTHON])
         .arg(folder)
-        .envs(cluster.environment())
+        .envs(cluster.environment("program"))
         .stdin(std::process::Stdio::null())
         .kill_on_drop(true);
     let output = tokio::time::timeout(PUSH, command.output())

@@ -282,7 +282,7 @@ async fn prepare(cluster: &Cluster) -> anyhow::Result<()> {
     for command in commands {
         let done = tokio::process::Command::new(&binary)
             .args(&command)
-            .envs(cluster.environment())
+            .envs(cluster.environment("program"))
             .kill_on_drop(true)
             .output()
             .await?;

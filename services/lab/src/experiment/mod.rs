@@ -325,7 +325,7 @@ async fn fixed(
     );
     let stand = Stand::start(Wants::new(2, devices, dwell_ms), steps).await?;
     if workloads.iter().any(|w| w.program == container::PROGRAM) {
-        container::push(&stand.cluster.environment()).await?;
+        container::push(&stand.cluster.environment("program")).await?;
     }
     let mut experiment = Experiment::of(args.name, &stand);
     experiment.notes.push(format!(

@@ -85,3 +85,22 @@ pub fn boundary(index: u64, state: &[u8]) -> Event {
         energy: None,
     })
 }
+
+/// A pool of a role, with a password of its own. Sessions may write: only rights forbid it.
+pub async fn as_role(pool: &PgPool, role: &str) -> PgPool {
+    // One at a time: two recorders may come together.
+    let words =
+        format!("SELECT pg_advisory_xact_lock(8); ALTER ROLE {role} PASSWORD 'words of {role}'");
+    let done = sqlx::raw_sql(AssertSqlSafe(words)).execute(pool).await;
+    assert!(done.is_ok(), "{role}: {done:?}");
+    let options = pool.connect_options().as_ref().clone();
+    let options = options
+        .username(role)
+        .password(&format!("words of {role}"))
+        .options([("default_transaction_read_only", "off")]);
+    sqlx::postgres::PgPoolOptions::new()
+        .max_connections(8)
+        .connect_with(options)
+        .await
+        .unwrap()
+}

@@ -143,7 +143,7 @@ impl Lab {
         let mut push = Command::new(std::env::current_exe()?);
         push.args(["program", "push", PROGRAM]).arg(&job);
         push.args(["--protocol", "json_lines", "--entry", "python3 -u job.py"]);
-        push.envs(lab.cluster.environment());
+        push.envs(lab.cluster.environment("program"));
         done("pushing the job", push).await?;
         Ok(lab)
     }
