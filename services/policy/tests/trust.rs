@@ -5,11 +5,11 @@
 
 mod world;
 
-use fiec_policy::Action;
-use fiec_schemas::messages::StandingKind;
+use fiec_policy::{Action, Input};
+use fiec_schemas::messages::{ControlRequest, StandingKind};
 use fiec_schemas::trust::{Quarantine, Released, digest_of_result};
 use fiec_schemas::{Contract, Digest, Phase};
-use world::World;
+use world::{World, descriptor};
 
 fn of(text: &str) -> Digest {
     Digest::of(text.as_bytes())
@@ -262,6 +262,71 @@ fn a_holder_that_two_others_contradict_is_quarantined_and_its_work_goes_back_and
         its.rejected.iter().any(|r| r.contains("quarantined")),
         "{its:?}"
     );
+}
+
+/// Three nodes, and an execution of the program of which everything is verified. The holder has so many
+/// processors, and the others have these.
+fn of_sizes(program: &str, holders: u32, others: [u32; 2]) -> World {
+    let node = |i| {
+        let mut node = descriptor(i, 1 + i as u128);
+        node.programs.push(program.to_owned());
+        node
+    };
+    let mut w = World::of((0..3).map(node).collect());
+    w.submit_of(program, 1, r#""verify":"all""#);
+    w.start(1);
+    let holder = w.node_of(1);
+    let mut others = others.into_iter();
+    for i in 0..3 {
+        let mut node = node(i);
+        node.cpus = if i == holder {
+            holders
+        } else {
+            others.next().unwrap()
+        };
+        w.step(Input::Descriptor(Box::new(node)));
+    }
+    w
+}
+
+/// The holder computes other bits than the two others. Returns what follows.
+fn alone_with_its_bits(w: &mut World) -> Vec<Action> {
+    w.commit(1, 2, "mine");
+    w.pass(100);
+    let first = w.questions().remove(0);
+    w.answer(1, (&first.0, first.1), 2, of("theirs"));
+    w.pass(100);
+    let second = w.questions().remove(0);
+    w.answer(1, (&second.0, second.1), 2, of("theirs"))
+}
+
+#[test]
+fn a_node_whose_size_alone_may_explain_its_bits_is_not_set_aside_for_a_package() {
+    for (program, holders, others, set_aside) in [
+        ("own@1", 1, [2, 2], false),
+        ("own@1", 2, [1, 4], false),
+        ("own@1", 2, [2, 4], true),
+        ("synthetic@1", 1, [2, 2], true),
+    ] {
+        let mut w = of_sizes(program, holders, others);
+        let holder = w.node(w.node_of(1));
+        let actions = alone_with_its_bits(&mut w);
+        let expected = set_aside.then(|| holder.to_string());
+        let found = quarantined(&actions);
+        assert_eq!(found, Vec::from_iter(expected), "{program} {others:?}");
+        // The work goes back in any case.
+        let Action::StepBack { cause, .. } = back(&actions) else {
+            unreachable!()
+        };
+        let words = format!("{cause:?}");
+        assert_eq!(words.contains("fiec check"), !set_aside, "{words}");
+        // Its canaries tell whether it was the node after all.
+        let asked = actions.iter().any(|a| {
+            matches!(a, Action::Control { node, request: ControlRequest::Prove, .. }
+                if *node == holder)
+        });
+        assert_eq!(asked, !set_aside, "{actions:?}");
+    }
 }
 
 #[test]

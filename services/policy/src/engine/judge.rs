@@ -1,6 +1,7 @@
 //! Compares what two nodes computed for the same claim, and decides what follows.
 
 use fiec_schemas::messages::{ControlRequest, Record, VerificationOutcome};
+use fiec_schemas::package::is_built_in;
 use fiec_schemas::substrate::HOST;
 use fiec_schemas::trust::{Proof, Verdict, VerifiedUpTo};
 use fiec_schemas::{Contract, Event, ExecutionId, NodeId, StatePlace};
@@ -124,32 +125,49 @@ impl Policy {
                 self.confirm(now, id, &by, out);
             }
             Outcome::Slandered(slanderer, by) => {
-                let reason = format!(
+                let others: Vec<_> = claim.node.into_iter().chain([by]).collect();
+                let excuse = self.excuse(id, slanderer, &others);
+                let mut reason = format!(
                     "it computed {what} with other bits than {said} and {}",
                     name(by)
                 );
+                reason.extend(excuse.iter().map(String::as_str));
+                let outcome = match excuse {
+                    None => VerificationOutcome::VerifierCorrupt,
+                    Some(_) => VerificationOutcome::Undecided,
+                };
                 record(
                     vec![name(slanderer), name(by)],
-                    VerificationOutcome::VerifierCorrupt,
+                    outcome,
                     format!("{}: {reason}", name(slanderer)),
                 );
                 self.confirm(now, id, &[by], out);
-                self.convict(now, slanderer, reason, out);
+                match excuse {
+                    None => self.convict(now, slanderer, reason, out),
+                    Some(_) => self.ask_for_proof(slanderer, out),
+                }
             }
             Outcome::Wrong(by) => {
                 let by: Vec<_> = first.into_iter().chain([by]).collect();
                 let names: Vec<_> = by.iter().map(|ix| name(*ix)).collect();
                 let words: Vec<_> = names.iter().map(|n| n.as_str()).collect();
-                let reason = format!(
+                let excuse = claim.node.and_then(|node| self.excuse(id, node, &by));
+                let mut reason = format!(
                     "it computed {what} with other bits than {}",
                     words.join(" and ")
                 );
-                record(
-                    names,
-                    VerificationOutcome::NodeCorrupt,
-                    format!("{said}: {reason}"),
-                );
-                self.go_back(now, id, claim.node, reason, out);
+                reason.extend(excuse.iter().map(String::as_str));
+                let outcome = match excuse {
+                    None => VerificationOutcome::NodeCorrupt,
+                    Some(_) => VerificationOutcome::Undecided,
+                };
+                record(names, outcome, format!("{said}: {reason}"));
+                self.go_back(now, id, claim.node, reason.clone(), out);
+                match (claim.node, excuse) {
+                    (Some(node), None) => self.convict(now, node, reason, out),
+                    (Some(node), Some(_)) => self.ask_for_proof(node, out),
+                    (None, _) => {}
+                }
             }
             Outcome::Undecided => {
                 let names: Vec<_> = first.into_iter().map(name).collect();
@@ -175,21 +193,16 @@ impl Policy {
             Outcome::Babel(by) => {
                 let others: Vec<_> = first.into_iter().chain([by]).collect();
                 let names: Vec<_> = others.iter().map(|ix| name(*ix)).collect();
-                let note = format!("{what} have three different ends; all were asked for proofs");
-                record(names, VerificationOutcome::Undecided, note.clone());
-                out.extend(
-                    claim
-                        .node
-                        .into_iter()
-                        .chain(others)
-                        .map(|ix| Action::Control {
-                            node: name(ix),
-                            request: ControlRequest::Prove,
-                            ticket: None,
-                        }),
+                let note = format!(
+                    "{what} have three different ends; all were asked for proofs. If their canaries \
+                     pass, the bits of the program depend on the node: `fiec check` tells where"
                 );
+                record(names, VerificationOutcome::Undecided, note.clone());
                 check.trial = None;
                 check.failed(now.mono, retry, note);
+                for ix in claim.node.into_iter().chain(others) {
+                    self.ask_for_proof(ix, out);
+                }
             }
         }
     }
@@ -283,10 +296,34 @@ impl Policy {
             check.must_step_back = Some((culprit, reason.clone()));
             check.retry_at = now.mono.plus(retry);
         }
-        self.step_back(now, id, culprit, reason.clone(), out);
-        if let Some(culprit) = culprit {
-            self.convict(now, culprit, reason, out);
+        self.step_back(now, id, culprit, reason, out);
+    }
+
+    /// Why a node that is alone with its bits is not to blame, if it may be the program: none of the
+    /// nodes that agree has as many processors, and the program is a package, whose threads may follow
+    /// them. Built-in programs have the same bits on any number.
+    fn excuse(&self, id: ExecutionId, alone: NodeIx, agreed: &[NodeIx]) -> Option<String> {
+        let profile = self.cluster.execution(id)?.profile;
+        if is_built_in(&self.cluster.profiles.get(profile)?.program) {
+            return None;
         }
+        let cpus = |ix: NodeIx| Some(self.cluster.node(ix).descriptor.as_ref()?.cpus);
+        let own = cpus(alone);
+        let is_like = |ix: &NodeIx| own.is_some() && cpus(*ix) == own;
+        (!agreed.iter().any(is_like)).then(|| {
+            "; it has another number of processors, on which the bits of a program may depend \
+             (`fiec check` tells), so it is not set aside"
+                .to_owned()
+        })
+    }
+
+    /// Asks a node to run its canaries: if one fails, it was the node.
+    fn ask_for_proof(&self, ix: NodeIx, out: &mut Vec<Action>) {
+        out.push(Action::Control {
+            node: self.cluster.node(ix).id.clone(),
+            request: ControlRequest::Prove,
+            ticket: None,
+        });
     }
 
     /// Uses a node's new proof to decide between two nodes that disagree when no third one can.
@@ -321,6 +358,7 @@ impl Policy {
             }
             if claim.node == Some(ix) {
                 self.go_back(now, id, Some(ix), reason.clone(), out);
+                self.convict(now, ix, reason.clone(), out);
             } else if verifier == ix {
                 check.trial = None;
                 check.retry_at = now.mono;

@@ -291,7 +291,11 @@ impl World {
 
     /// Submits a line of JSON without the program.
     pub fn submit_line(&mut self, n: u64, line: &str) -> Vec<Action> {
-        let line = format!(r#"{{"program":"synthetic@1",{line}}}"#);
+        self.submit_of("synthetic@1", n, line)
+    }
+
+    pub fn submit_of(&mut self, program: &str, n: u64, line: &str) -> Vec<Action> {
+        let line = format!(r#"{{"program":"{program}",{line}}}"#);
         let actions = self.submit_spec(n, Submission::parse(line.as_bytes()).unwrap());
         self.carry_out();
         actions
