@@ -24,9 +24,6 @@ use crate::programs::{Instance, RunEnd};
 /// Time limit to connect, or to send σ, if the package declares no `boundary_ms`.
 const ANSWER_WITHIN: Duration = Duration::from_secs(600);
 
-/// Part of a line that completes.
-const COMPLETED: &[u8] = b"\"completed\"";
-
 /// A process with its connection.
 struct Talk {
     process: Process,
@@ -125,15 +122,13 @@ impl JsonLines {
         }
     }
 
-    /// Reads a line. A completion that is not JSON fails for good: the next attempt would write
-    /// the same.
+    /// Reads a line. One that is not JSON fails for good: the next attempt would write the same.
     fn said(&self, line: &[u8]) -> Result<Said, ProgramError> {
         let said = serde_json::from_slice(line).map_err(|error| {
-            let completes = line.windows(COMPLETED.len()).any(|part| part == COMPLETED);
-            if completes && error.is_syntax() {
+            if error.is_syntax() {
                 return ProgramError::Permanent(format!(
-                    "{} completed with a line that is not JSON, as NaN, Infinity and lone \
-                     surrogates are not: {} ({error})",
+                    "{} wrote a line that is not JSON, as NaN, Infinity and lone surrogates are \
+                     not: {} ({error})",
                     self.package.program,
                     shorten(line)
                 ));
