@@ -47,6 +47,10 @@ const RELEASED: [(&str, &str); 8] = [
         "0008_roles.sql",
         "2e893f30413e90296225dffba444c0f1e08eaf81dfc819195ddba30d16623191",
     ),
+    (
+        "0009_waiting_quota.sql",
+        "1c266b3801fb1b0e28d481e9b2ba1fa61158fb6f9356410983d66c9d37087246",
+    ),
 ];
 
 /// The first migrations make the tables and their partitions: no database has a part of them.
