@@ -36,10 +36,11 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
 $$;
 
 -- A quota for people.
-CREATE OR REPLACE FUNCTION fiec_quota_in_words(running bigint, devices bigint, memory_bytes bigint, weight integer)
+CREATE OR REPLACE FUNCTION fiec_quota_in_words(running bigint, devices bigint, memory_bytes bigint, waiting bigint,
+                                               weight integer)
 RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT coalesce(nullif(concat_ws(', ', $1 || ' running', $2 || ' on devices',
-                                     $3 || ' bytes of memory', 'weight ' || $4), ''), 'no limits')
+                                     $3 || ' bytes of memory', $4 || ' waiting', 'weight ' || $5), ''), 'no limits')
 $$;
 
 -- ---------------------------------------------------------------------------------------------------
@@ -689,13 +690,14 @@ SELECT c.tenant,
        c.at,
        lead(c.at) OVER w                                AS until,
        c.who,
-       coalesce(lag(fiec_quota_in_words(c.running, c.devices, c.memory_bytes, c.weight)) OVER w,
-                'no limits')                            AS before,
-       fiec_quota_in_words(c.running, c.devices, c.memory_bytes, c.weight) AS after,
+       coalesce(lag(fiec_quota_in_words(c.running, c.devices, c.memory_bytes, c.waiting, c.weight))
+                OVER w, 'no limits')                    AS before,
+       fiec_quota_in_words(c.running, c.devices, c.memory_bytes, c.waiting, c.weight) AS after,
        c.running,
        c.devices,
        c.memory_bytes,
-       coalesce(c.weight, 1)                            AS weight
+       coalesce(c.weight, 1)                            AS weight,
+       c.waiting
 FROM quota_changes c
 WINDOW w AS (PARTITION BY c.tenant ORDER BY c.seq);
 

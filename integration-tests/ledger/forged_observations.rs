@@ -135,6 +135,7 @@ fn waiting(number: u128, why: Why, running: Option<u32>) -> Waiting {
         running: Some(running),
         devices: None,
         memory_bytes: None,
+        waiting: None,
         weight: None,
         who: "me".into(),
         at: at(0),

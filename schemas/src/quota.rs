@@ -29,6 +29,11 @@ pub struct Quota {
     /// counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
+    /// Most executions that wait: live ones without a node, that is pending, paused, held after a
+    /// failure, or about to be verified. Each takes memory in every policy service, so a line
+    /// beyond the limit is refused. Default: `fiec policy --waiting`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<u32>,
     /// Its share relative to other tenants, from 1 to 1000. Default 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
@@ -39,7 +44,7 @@ pub struct Quota {
 }
 
 impl Quota {
-    /// True if it limits what the tenant runs. A weight alone is no limit.
+    /// True if it limits what the tenant runs. `waiting` and `weight` do not.
     pub fn limits(&self) -> bool {
         self.running.is_some() || self.devices.is_some() || self.memory_bytes.is_some()
     }
@@ -69,6 +74,7 @@ impl Quota {
         words.extend(self.running.map(|n| format!("{n} running")));
         words.extend(self.devices.map(|n| format!("{n} on devices")));
         words.extend(self.memory_bytes.map(|n| format!("{n} bytes of memory")));
+        words.extend(self.waiting.map(|n| format!("{n} waiting")));
         words.extend(self.weight.map(|n| format!("weight {n}")));
         if words.is_empty() {
             return "no limits".to_owned();

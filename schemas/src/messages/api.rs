@@ -124,6 +124,9 @@ pub struct QuotaChange {
     /// Most bytes of memory that they ask for together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
+    /// Most executions that wait.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<u32>,
     /// Share relative to other tenants, from 1 to 1000.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
@@ -161,6 +164,9 @@ pub struct TenantQuota {
     pub devices: u32,
     /// Bytes of memory that these ask for.
     pub memory_bytes: u64,
+    /// Executions that wait. Absent if the policy service does not know it yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<u32>,
 }
 
 /// A request about a whole batch on `fiec.api.batch.<verb>.<tenant>`: `status`, `cancel`, `pause`,

@@ -12,36 +12,48 @@ const VALUE: usize = size_of::<Value>();
 /// Bytes of an object's first node.
 const OBJECT: usize = 640;
 
-/// Counter of the bytes in use. Cheap to clone.
+/// Counter of something in use, such as bytes. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct Gauge(Arc<AtomicUsize>);
 
 impl Gauge {
-    /// Bytes in use.
+    /// The amount in use.
     pub fn used(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Adds `bytes` until the share is dropped.
-    pub fn take(&self, bytes: usize) -> Share {
-        self.0.fetch_add(bytes, Ordering::Relaxed);
+    /// Adds `amount` until the share is dropped.
+    pub fn take(&self, amount: usize) -> Share {
+        self.0.fetch_add(amount, Ordering::Relaxed);
         Share {
             gauge: self.clone(),
-            bytes,
+            amount,
         }
     }
 }
 
-/// Bytes that count as in use while it lives.
+/// An amount that counts as in use while it lives.
 #[derive(Debug)]
 pub struct Share {
     gauge: Gauge,
-    bytes: usize,
+    amount: usize,
+}
+
+impl Share {
+    /// Splits off a share of this amount, or of what is left.
+    pub fn split(&mut self, amount: usize) -> Self {
+        let amount = amount.min(self.amount);
+        self.amount -= amount;
+        Self {
+            gauge: self.gauge.clone(),
+            amount,
+        }
+    }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.gauge.0.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.gauge.0.fetch_sub(self.amount, Ordering::Relaxed);
     }
 }
 
@@ -72,10 +84,14 @@ mod tests {
     #[test]
     fn a_share_is_counted_while_it_lives() {
         let gauge = Gauge::default();
-        let (a, b) = (gauge.take(3), gauge.take(4));
+        let (a, mut b) = (gauge.take(3), gauge.take(4));
         assert_eq!(gauge.used(), 7);
         drop(a);
         assert_eq!(gauge.used(), 4);
+        drop(b.split(1));
+        assert_eq!(gauge.used(), 3);
+        drop(b.split(9));
+        assert_eq!(gauge.used(), 0);
         drop(b);
         assert_eq!(gauge.used(), 0);
     }

@@ -19,11 +19,13 @@ use fiec_schemas::{
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::Sender;
 
+use crate::allowance::Allowance;
 use crate::events::{Later, NoSpec, Outcome, UnderName};
 use crate::history::History;
 use crate::intake::{Cursor, Line};
 use crate::programs::Programs;
 use crate::reading::Reader;
+use crate::vetting::Vetting;
 
 /// Time limit for fetching a large submission.
 const FETCH: Duration = Duration::from_secs(20);
@@ -370,12 +372,12 @@ impl Effects {
     }
 
     /// Checks a message as a whole.
-    pub async fn vet_message(self, cursor: Box<Cursor>) {
-        let verdict = match &cursor.tenant {
-            Ok(tenant) => {
+    pub async fn vet_message(self, cursor: Box<Cursor>, allowance: Option<Allowance>) {
+        let verdict = match allowance {
+            Some(allowance) => {
                 let place = (cursor.stamp, cursor.seq);
                 self.vet(
-                    tenant,
+                    allowance,
                     place,
                     cursor.body.clone(),
                     cursor.atomic,
@@ -383,7 +385,7 @@ impl Effects {
                 )
                 .await
             }
-            Err(_) => Ok(Default::default()),
+            None => Ok(Vetting::default()),
         };
         self.tell(Outcome::Vetted(cursor, verdict)).await;
     }

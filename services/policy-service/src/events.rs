@@ -19,9 +19,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
+use crate::allowance::Allowance;
 use crate::intake::{Cursor, Line};
-use crate::reading::Verdict as RefusedLines;
 use crate::refusal::Refusal;
+use crate::vetting::Vetting;
 
 /// News from the broker, in the order of each source.
 #[derive(Debug)]
@@ -70,7 +71,7 @@ pub enum Outcome {
     /// What there is under the client's id of a line.
     Name(Box<Line>, UnderName),
     /// A message was checked as a whole.
-    Vetted(Box<Cursor>, Result<RefusedLines, Refusal>),
+    Vetted(Box<Cursor>, Result<Vetting, Refusal>),
     /// Result of a later append.
     Later(ExecutionId, Option<Ticket>, Later),
     /// A binding whose capsule message must be sent again.
@@ -178,6 +179,8 @@ pub enum Ask {
         Box<Adjustment>,
         oneshot::Sender<Result<String, String>>,
     ),
+    /// How many waiting executions a tenant has and may have.
+    Allowance(Tenant, oneshot::Sender<Allowance>),
     /// Lines that the API refused.
     Rejected(Box<Rejected>),
 }

@@ -56,6 +56,10 @@ pub struct Line {
     pub check: Check,
     /// Its share of the memory for lines.
     pub _share: Share,
+    /// A look-up found nothing under its id.
+    pub is_new: bool,
+    /// Its message was checked as a whole, so that it counts as waiting until the policy counts it.
+    pub promise: Option<Share>,
 }
 
 impl Line {
@@ -130,6 +134,8 @@ pub struct Cursor {
     given_up: Option<i64>,
     /// Refused lines, once the message was checked as a whole.
     verdict: Option<Verdict>,
+    /// Its executions that wait and that the policy does not count yet.
+    promise: Option<Share>,
     /// Remaining elements of the array in the current line.
     elements: Option<Elements>,
     /// Bytes of the line that was read last.
@@ -265,6 +271,7 @@ impl Intake {
             asked,
             given_up: (delivered > self.deliveries).then_some(delivered),
             verdict: None,
+            promise: None,
             elements: None,
             text: 0,
             held: self.held.clone(),
@@ -310,14 +317,19 @@ impl Intake {
         }
     }
 
-    /// Takes the result of checking a message as a whole. The message continues at its position,
-    /// without the refused lines. If the check failed, the message must be tried again.
-    pub async fn vetted(&mut self, mut cursor: Box<Cursor>, verdict: Result<Verdict, Refusal>) {
+    /// Takes the result of checking a message as a whole, and the executions that it may add. The
+    /// message continues at its position, without the refused lines. If the check failed, the
+    /// message must be tried again.
+    pub async fn vetted(
+        &mut self,
+        mut cursor: Box<Cursor>,
+        vetted: Result<(Verdict, Share), Refusal>,
+    ) {
         self.vetting -= 1;
         let seq = cursor.seq;
-        match verdict {
-            Ok(verdict) => {
-                cursor.verdict = Some(verdict);
+        match vetted {
+            Ok((verdict, promise)) => {
+                (cursor.verdict, cursor.promise) = (Some(verdict), Some(promise));
                 self.queue.push_back(*cursor);
             }
             Err(error) => {
@@ -550,7 +562,7 @@ impl Cursor {
         }))
     }
 
-    fn element(&self, spec: Submission, index: Option<u32>) -> Read {
+    fn element(&mut self, spec: Submission, index: Option<u32>) -> Read {
         let Ok(tenant) = &self.tenant else {
             return Read::Blank;
         };
@@ -563,6 +575,7 @@ impl Cursor {
             None => Others::Nobody,
         };
         let share = self.held.take(weight_of(&spec, self.text));
+        let promise = self.promise.as_mut().map(|promise| promise.split(1));
         let spec = Arc::new(spec);
         let tenant = tenant.clone();
         let state = ExecutionState::unborn(tenant, execution, Arc::clone(&spec), batch, self.stamp);
@@ -580,6 +593,8 @@ impl Cursor {
             asked: self.asked,
             check: Check::Program,
             _share: share,
+            is_new: false,
+            promise,
         }))))
     }
 

@@ -18,6 +18,7 @@
 //! - A task that ends early ends the service with an error.
 
 mod acks;
+mod allowance;
 mod api;
 mod bounds;
 mod core;
@@ -44,5 +45,5 @@ mod waiting;
 
 pub use error::ServiceError;
 pub use intake::STAMP_HEADER;
-pub use options::Options;
+pub use options::{Options, WAITING};
 pub use service::PolicyService;

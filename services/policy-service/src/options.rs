@@ -6,6 +6,9 @@ use std::time::Duration;
 use fiec_policy::Config;
 use fiec_schemas::InstanceId;
 
+/// Default of [`Options::waiting`].
+pub const WAITING: u32 = 200_000;
+
 /// Settings with their defaults.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -29,6 +32,8 @@ pub struct Options {
     pub hold: Duration,
     /// Time for a node to append an entrusted binding. 0: bindings are never entrusted.
     pub entrust: Duration,
+    /// Most waiting executions of a tenant whose quota does not say it.
+    pub waiting: u32,
     /// Most deliveries of a submission message. Each after the first means that a service ended, or
     /// was cut off, while it held the message. A message with more is refused.
     pub deliveries: i64,
@@ -51,6 +56,7 @@ impl Default for Options {
             probe_timeout: Duration::from_secs(1),
             hold: Duration::from_millis(25),
             entrust: Duration::from_millis(200),
+            waiting: WAITING,
             deliveries: 16,
             retry: Duration::from_secs(1),
             http: None,

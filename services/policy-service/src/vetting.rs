@@ -12,11 +12,12 @@ use fiec_schemas::{
 };
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 
+use crate::allowance::Allowance;
 use crate::core::taken;
 use crate::dependencies::{Lines, Node};
 use crate::effects::Effects;
 use crate::intake::{name, stamp};
-use crate::reading::{Lines as Read, Verdict, Vetted};
+use crate::reading::{Lines as Read, Outline, Verdict, Vetted};
 use crate::refusal::Refusal;
 
 /// An execution that exists already under the id of a line.
@@ -45,6 +46,15 @@ const ROOM_WITHIN: Duration = Duration::from_secs(30);
 /// Time limit for reading the queued submissions of a tenant.
 const LOOKING: Duration = Duration::from_secs(2);
 
+/// Result of checking a message as a whole.
+#[derive(Debug, Default)]
+pub struct Vetting {
+    /// The refused lines.
+    pub refused: Verdict,
+    /// Executions that the other lines add to those that wait.
+    pub admitted: usize,
+}
+
 /// Refuses every line if one is refused.
 pub fn all_or_nothing(all: impl IntoIterator<Item = u32>, bad: &mut Verdict) {
     let Some((line, first)) = bad.first_key_value() else {
@@ -61,34 +71,44 @@ impl Effects {
     /// Checks a message of the stream as a whole.
     pub async fn vet(
         &self,
-        tenant: &Tenant,
+        mut allowance: Allowance,
         (stamp, seq): (Timestamp, Sequence),
         body: Bytes,
         atomic: bool,
         again: bool,
-    ) -> Result<Verdict, Refusal> {
+    ) -> Result<Vetting, Refusal> {
         let Read { good, bad, .. } = &mut self.reader.read(body, ROOM_WITHIN).await?;
+        if again {
+            let begun = self.begun(&allowance.tenant, (stamp, seq), good);
+            allowance.begun = begun.await?;
+        }
         // Lines of this atomic message were taken in before, so the others follow.
-        if again && atomic && self.is_begun(tenant, (stamp, seq), good).await? {
-            return Ok(Verdict::new());
+        if atomic && !allowance.begun.is_empty() {
+            return Ok(Vetting::default());
         }
-        self.vet_lines(tenant, good, bad, atomic).await?;
-        if atomic {
+        let mut admitted = self.vet_lines(&allowance, good, bad, atomic).await?;
+        if atomic && !bad.is_empty() {
             all_or_nothing(good.iter().map(|vetted| vetted.line), bad);
+            admitted = 0;
         }
-        Ok(std::mem::take(bad))
+        Ok(Vetting {
+            refused: std::mem::take(bad),
+            admitted,
+        })
     }
 
     /// Adds the lines that must be refused. Their programs are not registered, they form a cycle,
-    /// or they depend on an unknown execution or on a refused line. With `ids`, also lines whose id
-    /// belongs to another submission.
+    /// too many executions wait, or they depend on an unknown execution or on a refused line. With
+    /// `ids`, also lines whose id belongs to another submission. Returns the executions that the
+    /// other lines add.
     pub async fn vet_lines(
         &self,
-        tenant: &Tenant,
+        allowance: &Allowance,
         good: &[Vetted],
         bad: &mut Verdict,
         ids: bool,
-    ) -> Result<(), Refusal> {
+    ) -> Result<usize, Refusal> {
+        let tenant = &allowance.tenant;
         self.vet_programs(good, bad).await?;
         if ids {
             self.vet_ids(tenant, good, bad).await?;
@@ -98,7 +118,7 @@ impl Effects {
             .flat_map(|v| v.elements.iter().map(|e| Node::of(v.line, tenant, e)))
             .collect();
         if nodes.iter().all(|node| node.after.is_empty()) {
-            return Ok(());
+            return self.vet_waiting(allowance, good, bad).await;
         }
         let lines = Lines::new(&nodes);
         for (line, error) in lines.cycles() {
@@ -108,8 +128,34 @@ impl Effects {
         for (line, error) in lines.unknown(tenant, &missing) {
             bad.entry(line).or_insert(error);
         }
+        let admitted = self.vet_waiting(allowance, good, bad).await?;
         lines.spread(bad);
-        Ok(())
+        Ok(admitted)
+    }
+
+    /// Refuses the lines with which too many executions would wait. Executions that exist already
+    /// add nothing; they are only looked up if that matters.
+    async fn vet_waiting(
+        &self,
+        allowance: &Allowance,
+        good: &[Vetted],
+        bad: &mut Verdict,
+    ) -> Result<usize, Refusal> {
+        let good = good.iter().filter(|v| !bad.contains_key(&v.line));
+        let good: Vec<_> = good.collect();
+        let all: usize = good.iter().map(|v| v.elements.len()).sum();
+        if all <= allowance.left() {
+            return Ok(all);
+        }
+        let tenant = &allowance.tenant;
+        let id = |element: &Outline| Some(ExecutionId::from_client(tenant, element.id.as_ref()?));
+        let ids = good.iter().flat_map(|v| v.elements.iter().filter_map(id));
+        let there = self.submissions_of(tenant, ids).await?;
+        let is_new = |element: &&Outline| id(element).is_none_or(|id| !there.contains_key(&id));
+        let lines = good
+            .iter()
+            .map(|v| (v.line, v.elements.iter().filter(is_new).count()));
+        Ok(allowance.refuse(&lines.collect::<Vec<_>>(), bad))
     }
 
     async fn vet_programs(&self, good: &[Vetted], bad: &mut Verdict) -> Result<(), Refusal> {
@@ -157,19 +203,22 @@ impl Effects {
         Ok(())
     }
 
-    /// True if one of these lines was taken in from this very message.
-    async fn is_begun(
+    /// The lines of which an execution was taken in from this very message.
+    async fn begun(
         &self,
         tenant: &Tenant,
         (stamp, seq): (Timestamp, Sequence),
         good: &[Vetted],
-    ) -> Result<bool, Refusal> {
-        let named: HashMap<_, _> = named(tenant, (stamp, seq), good).collect();
+    ) -> Result<BTreeSet<u32>, Refusal> {
+        let named = named(tenant, (stamp, seq), good);
+        let named: HashMap<_, _> = named.collect();
         let there = self.last_of(tenant, named.keys().copied()).await?;
-        Ok(there.into_iter().any(|(id, entry)| {
+        let begun = there.into_iter().filter_map(|(id, entry)| {
             let state = entry.message.state;
-            state.submitted_at == stamp && named.get(&id) == Some(&state.submission)
-        }))
+            let (line, digest) = named.get(&id)?;
+            (state.submitted_at == stamp && *digest == state.submission).then_some(*line)
+        });
+        Ok(begun.collect())
     }
 
     /// The submissions of those executions that exist, or have ended long ago.
@@ -315,18 +364,18 @@ impl Effects {
     }
 }
 
-/// Ids and digests of the executions that the lines become.
+/// Ids of the executions that the lines become, with line and digest.
 fn named<'a>(
     tenant: &'a Tenant,
     (stamp, seq): (Timestamp, Sequence),
     good: &'a [Vetted],
-) -> impl Iterator<Item = (ExecutionId, Digest)> + 'a {
+) -> impl Iterator<Item = (ExecutionId, (u32, Digest))> + 'a {
     good.iter().flat_map(move |vetted| {
         (0..).zip(&vetted.elements).map(move |(index, element)| {
             let place = (seq, vetted.line, vetted.array.then_some(index));
             let client = (element.id.as_ref(), vetted.batch.as_ref());
             let (id, _) = name(tenant, stamp, place, None, client);
-            (id, element.digest)
+            (id, (vetted.line, element.digest))
         })
     })
 }

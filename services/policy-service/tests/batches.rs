@@ -332,6 +332,7 @@ fn quota(running: u32) -> Quota {
         running: Some(running),
         devices: None,
         memory_bytes: None,
+        waiting: None,
         weight: None,
         who: "ann".into(),
         at: Timestamp::now(),

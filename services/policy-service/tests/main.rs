@@ -20,3 +20,4 @@ mod reservations;
 mod shell;
 mod strangers;
 mod waiting;
+mod waiting_limit;

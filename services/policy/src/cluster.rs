@@ -400,6 +400,9 @@ impl Cluster {
         if weight.slot {
             self.tenants.hold(&execution.tenant, true);
         }
+        if weight.node.is_none() {
+            self.tenants.wait(&execution.tenant, true);
+        }
         self.executions.insert(id, Box::new(execution));
     }
 
@@ -466,6 +469,9 @@ impl Cluster {
         let after = Weight::of(e);
         if before.slot != after.slot {
             self.tenants.hold(&e.tenant, after.slot);
+        }
+        if before.node.is_none() != after.node.is_none() {
+            self.tenants.wait(&e.tenant, after.node.is_none());
         }
         if before != after {
             self.weigh(id, before, after);
@@ -554,6 +560,9 @@ impl Cluster {
         self.weigh(id, weight, Weight::default());
         if weight.slot {
             self.tenants.hold(&execution.tenant, false);
+        }
+        if weight.node.is_none() {
+            self.tenants.wait(&execution.tenant, false);
         }
         self.release_profile(execution.profile);
         Some(execution)

@@ -47,6 +47,7 @@ fn a_program_under_which_three_workers_end_is_held_with_their_names() {
     // Nobody is asked again, and a retry counts anew.
     w.pass(60_000);
     assert!(held(&w, 1).is_some());
+    assert_eq!(w.policy.waiting_of(&World::tenant()), 1, "it takes memory");
     w.append(
         World::id(1),
         vec![Event::Retried { who: "ann".into() }],

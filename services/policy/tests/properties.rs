@@ -219,6 +219,15 @@ impl Checker {
         Ok(())
     }
 
+    /// The counter of waiting executions is what a count of them gives.
+    fn check_waiting(&self) -> Result<(), TestCaseError> {
+        let (live, _) = self.w.policy.beliefs(None, usize::MAX);
+        let waiting = live.iter().filter(|e| e.node.is_none()).count();
+        let counted = self.w.policy.waiting_of(&World::tenant());
+        prop_assert_eq!(usize::try_from(counted).unwrap(), waiting);
+        Ok(())
+    }
+
     fn check_bindings(&self) -> Result<(), TestCaseError> {
         for ledger in self.w.ledgers.values() {
             let mut epoch = 0;
@@ -271,6 +280,7 @@ proptest! {
         for step in &steps {
             checker.apply(step)?;
             checker.check_bindings()?;
+            checker.check_waiting()?;
         }
         // When all nodes are well again, nothing starves.
         for node in 0..3 {

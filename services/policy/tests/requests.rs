@@ -38,6 +38,7 @@ fn a_confirmed_pause_is_carried_out_when_its_worker_is_lost() {
     lose(&mut w, node);
     let who = "ann@lab".to_owned();
     assert_eq!(w.phase(1), Phase::Paused { who });
+    assert_eq!(w.policy.waiting_of(&World::tenant()), 1);
     // It does not run again by itself.
     w.speak(node);
     w.pass(SILENT_MS);
@@ -49,6 +50,7 @@ fn a_confirmed_cancel_is_carried_out_when_its_worker_is_lost_and_no_node_has_roo
     let mut w = requested(1, RequestKind::Cancel);
     lose(&mut w, 0);
     assert_eq!(w.phase(1), Phase::Cancelled);
+    assert_eq!(w.policy.waiting_of(&World::tenant()), 0);
 }
 
 #[test]

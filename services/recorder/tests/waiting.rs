@@ -114,9 +114,9 @@ async fn a_quotas_history_says_from_what_to_what_and_until_when() {
     let pool = db.pool.clone();
     sqlx::raw_sql(
         "INSERT INTO quota_changes VALUES
-           (7, 'lab', '2026-01-01 10:00Z', 'ann', 4, NULL, NULL, NULL),
-           (9, 'lab', '2026-01-01 11:00Z', 'bob', 4, 2, 1024, 3),
-           (8, 'ops', '2026-01-01 10:30Z', 'ann', NULL, NULL, NULL, NULL)",
+           (7, 'lab', '2026-01-01 10:00Z', 'ann', 4, NULL, NULL, NULL, NULL),
+           (9, 'lab', '2026-01-01 11:00Z', 'bob', 4, 2, 1024, 3, 200),
+           (8, 'ops', '2026-01-01 10:30Z', 'ann', NULL, NULL, NULL, NULL, NULL)",
     )
     .execute(&pool)
     .await
@@ -127,7 +127,7 @@ async fn a_quotas_history_says_from_what_to_what_and_until_when() {
     assert_eq!(history[0]["before"], "no limits");
     assert_eq!(history[0]["after"], "4 running");
     assert_eq!(history[1]["before"], "4 running");
-    let after = "4 running, 2 on devices, 1024 bytes of memory, weight 3";
+    let after = "4 running, 2 on devices, 1024 bytes of memory, 200 waiting, weight 3";
     assert_eq!(history[1]["after"], after);
     assert_eq!(
         (&history[1]["until"], &history[1]["who"]),

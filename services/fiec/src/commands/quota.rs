@@ -40,6 +40,10 @@ struct SetArgs {
     /// none counts with its node's share of a slot
     #[arg(long, value_parser = parse_bytes)]
     memory: Option<u64>,
+    /// Most executions that wait for a node; a submission line beyond it is refused; 0: the tenant
+    /// can submit nothing
+    #[arg(long)]
+    waiting: Option<u32>,
     /// Share relative to other tenants, from 1 to 1000
     #[arg(long)]
     weight: Option<u32>,
@@ -67,11 +71,13 @@ pub async fn run(args: QuotaArgs, global: &Global) -> anyhow::Result<Outcome> {
                 running: set.running,
                 devices: set.devices,
                 memory_bytes: set.memory,
+                waiting: set.waiting,
                 weight: set.weight,
             };
             if change == QuotaChange::default() {
                 eprintln!(
-                    "nothing is to change: give --running, --devices, --memory, --weight or --clear"
+                    "nothing is to change: give --running, --devices, --memory, --waiting, --weight or \
+                     --clear"
                 );
                 return Ok(Outcome::BadInput);
             }
@@ -103,7 +109,7 @@ fn print(reply: &QuotaReply, json: bool) -> anyhow::Result<()> {
         return Ok(());
     }
     let head = [
-        "tenant", "running", "devices", "memory", "weight", "set by", "at",
+        "tenant", "running", "devices", "memory", "waiting", "weight", "set by", "at",
     ];
     println!("{}", ui::table(head, reply.tenants.iter().map(row)));
     Ok(())
@@ -122,6 +128,10 @@ fn row(tenant: &TenantQuota) -> Vec<String> {
         number(tenant.running, quota.and_then(|q| q.running)),
         number(tenant.devices, quota.and_then(|q| q.devices)),
         of(ui::bytes(tenant.memory_bytes), memory),
+        of(
+            tenant.waiting.map_or_else(String::new, |n| n.to_string()),
+            quota.and_then(|q| q.waiting).map(|n| n.to_string()),
+        ),
         quota.map_or(1, |q| q.weight()).to_string(),
         quota.map_or_else(String::new, |q| q.who.clone()),
         quota.map_or_else(String::new, |q| q.at.to_string()),

@@ -332,6 +332,10 @@ pub struct PolicyArgs {
     /// result; then this service appends the binding; 0: it always does
     #[arg(long, env = "FIEC_ENTRUST_MS", default_value_t = 200)]
     pub entrust_ms: u64,
+    /// Most waiting executions of a tenant whose quota does not say it; a submission line beyond it is
+    /// refused
+    #[arg(long, env = "FIEC_WAITING", default_value_t = fiec_policy_service::WAITING)]
+    pub waiting: u32,
     /// Share (0 to 1) of the committed boundaries of built-in programs that another node computes
     /// again, if the submission does not set `verify`
     #[arg(long, default_value_t = 0.01, value_parser = parse_share)]
@@ -365,6 +369,7 @@ pub async fn policy(args: PolicyArgs, global: &Global) -> anyhow::Result<Outcome
     let broker = global.broker("policy").await?;
     let mut options = fiec_policy_service::Options {
         entrust: Duration::from_millis(args.entrust_ms),
+        waiting: args.waiting,
         http: Some(args.http.http),
         ..fiec_policy_service::Options::default()
     };

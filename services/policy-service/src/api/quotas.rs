@@ -9,6 +9,7 @@ use fiec_schemas::quota::Quota;
 use fiec_schemas::{Tenant, Timestamp, subjects};
 
 use super::{Answered, Api, parse, somebody, tenant};
+use crate::events::Ask;
 use crate::refusal::Refusal;
 use crate::reservation;
 
@@ -65,12 +66,15 @@ impl Api {
         let reserved = reservation::reserved(&self.effects.broker, &tenant).await;
         let (_, table) = reserved?;
         let entries = &table.entries;
+        let asked = self.ask(|reply| Ask::Allowance(tenant.clone(), reply));
+        let waiting = asked.await.ok().map(|allowance| allowance.waiting);
         Ok(TenantQuota {
             tenant,
             quota,
             running: u32::try_from(entries.len()).unwrap_or(u32::MAX),
             devices: entries.iter().map(|e| e.devices).sum(),
             memory_bytes: entries.iter().map(|e| e.memory_bytes).sum(),
+            waiting: waiting.map(|n| u32::try_from(n).unwrap_or(u32::MAX)),
         })
     }
 
@@ -136,7 +140,8 @@ fn changed(
 ) -> Answered<Quota> {
     let empty = QuotaChange::default();
     if *change == empty {
-        let rule = "it names nothing; running, devices, memory_bytes and weight can be changed";
+        let rule =
+            "it names nothing; running, devices, memory_bytes, waiting and weight can be changed";
         return Err(Refusal::invalid("change", rule));
     }
     let old = before.filter(|_| !change.clear);
@@ -146,6 +151,7 @@ fn changed(
         running: change.running.or(old.and_then(|q| q.running)),
         devices: change.devices.or(old.and_then(|q| q.devices)),
         memory_bytes: change.memory_bytes.or(old.and_then(|q| q.memory_bytes)),
+        waiting: change.waiting.or(old.and_then(|q| q.waiting)),
         weight: change.weight.or(old.and_then(|q| q.weight)),
         who,
         at,

@@ -1,7 +1,7 @@
 //! Submission by request. Every line is answered with its id or its error. The valid lines go into
 //! `FIEC_SUBMIT` as one message, each with its own line number.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use async_nats::jetstream::message::PublishMessage;
@@ -11,6 +11,7 @@ use fiec_schemas::submission::{ATOMIC_HEADER, LINES_LIMIT, lines};
 use fiec_schemas::{BatchId, ExecutionId, FieldError, LineError, Tenant, subjects};
 
 use super::{Answered, Api};
+use crate::allowance::Allowance;
 use crate::core::taken;
 use crate::events::{Ask, Outcome, Rejected};
 use crate::intake::{STAMP_HEADER, excerpt, name};
@@ -44,7 +45,8 @@ impl Api {
         let mut read = reading.await?;
         let (good, bad) = (&read.good, &mut read.bad);
         let existing = self.look_up(&tenant, good, bad).await?;
-        self.effects.vet_lines(&tenant, good, bad, false).await?;
+        let allowance = self.allowance(&tenant).await;
+        self.effects.vet_lines(&allowance, good, bad, false).await?;
         if atomic {
             vetting::all_or_nothing(good.iter().map(|vetted| vetted.line), bad);
         }
@@ -70,6 +72,19 @@ impl Api {
         }
         reply.accepted.sort_by_key(|a| a.line);
         Ok(reply)
+    }
+
+    /// How many executions the tenant may add. Unlimited if the core cannot answer now: it checks
+    /// each line again before its ledger begins.
+    async fn allowance(&self, tenant: &Tenant) -> Allowance {
+        let asked = self.ask(|reply| Ask::Allowance(tenant.clone(), reply));
+        asked.await.unwrap_or_else(|_| Allowance {
+            tenant: tenant.clone(),
+            limit: u32::MAX,
+            is_quota: false,
+            waiting: 0,
+            begun: BTreeSet::new(),
+        })
     }
 
     async fn refuse(&self, tenant: &str, body: &[u8], bad: Verdict, reply: &mut SubmitReply) {

@@ -1,5 +1,6 @@
 //! The one task that owns the policy. It feeds the policy with events and performs its actions.
 
+mod admission;
 mod first_appends;
 mod news;
 mod perform;
@@ -17,7 +18,7 @@ use fiec_broker::{Tip, Unacknowledged};
 use fiec_policy::{Action, ControlOutcome, Input, LedgerView, Millis, Now, Policy, Ticket};
 use fiec_schemas::messages::CapsuleBinding;
 use fiec_schemas::trust::SignedProof;
-use fiec_schemas::{Event, ExecutionId, LedgerMessage, NodeId, Phase};
+use fiec_schemas::{Event, ExecutionId, LedgerMessage, NodeId, Phase, Tenant};
 use first_appends::EntrustedBindings;
 pub use first_appends::taken;
 use specs::Specs;
@@ -27,7 +28,7 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::Options;
-use crate::bounds::weight_of;
+use crate::bounds::{Gauge, weight_of};
 use crate::effects::Effects;
 use crate::events::{Later, News, Outcome};
 use crate::intake::{Intake, Line};
@@ -73,6 +74,9 @@ pub struct Core {
     /// When the next tick is due.
     next_tick: Instant,
     intake: Intake,
+    /// Executions of messages that were checked as a whole and that the policy does not count yet,
+    /// by tenant.
+    promised: HashMap<Tenant, Gauge>,
     /// Lines that have left the intake and have no ledger yet: at most `options.in_flight`.
     in_flight: usize,
     /// Appends to ledgers that exist, and reads after a failed append.
@@ -127,6 +131,7 @@ impl Core {
             outbox: Outbox::new(options.capsule_batch.max(1), acks.clone()),
             entrusted: EntrustedBindings::default(),
             intake: Intake::new(options.deliveries, waiting),
+            promised: HashMap::new(),
             options,
             effects,
             metrics,
@@ -303,7 +308,7 @@ impl Core {
             Outcome::Large(line, stored) => self.settle_large(line, stored).await,
             Outcome::Program(line, found) => self.settle_program(line, found).await,
             Outcome::Name(line, found) => self.settle_name(line, found).await,
-            Outcome::Vetted(cursor, verdict) => self.intake.vetted(cursor, verdict).await,
+            Outcome::Vetted(cursor, verdict) => self.settle_vetting(cursor, verdict).await,
             Outcome::Later(execution, ticket, later) => self.later(execution, ticket, later).await,
             Outcome::Capsule(binding) => self.send(*binding).await,
             Outcome::Spec(execution, found) => self.fetched(execution, found),

@@ -290,6 +290,9 @@ impl Core {
             Ask::Foresee(execution, change, reply) => {
                 let _ = reply.send(self.policy.foresee(self.now(), execution, &change));
             }
+            Ask::Allowance(tenant, reply) => {
+                let _ = reply.send(self.allowance(&tenant));
+            }
             Ask::Rejected(rejected) => {
                 for (error, excerpt) in rejected.lines {
                     self.reject(None, rejected.tenant.clone(), error, excerpt);

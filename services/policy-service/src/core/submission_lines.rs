@@ -75,9 +75,7 @@ impl Core {
                     error,
                     excerpt,
                 } => self.reject(Some(message), tenant, error, excerpt),
-                Next::Vet(cursor) => {
-                    tokio::spawn(self.effects.clone().vet_message(cursor));
-                }
+                Next::Vet(cursor) => self.vet(cursor),
             }
         }
     }
@@ -107,6 +105,13 @@ impl Core {
             tokio::spawn(self.effects.clone().existing(line));
             return true;
         }
+        if line.promise.is_none() {
+            let allowance = self.allowance(&line.tip.state.tenant);
+            if allowance.left() == 0 {
+                self.refuse_excess(line, &allowance);
+                return true;
+            }
+        }
         if self.effects.programs.in_container(&line.spec.program) {
             self.step(Input::Container(&line.spec.program));
         }
@@ -120,6 +125,8 @@ impl Core {
         match self.policy.submit(now, new, may_hold, &mut self.actions) {
             Submitted::Append(events) => {
                 self.end_hold();
+                // The policy counts it now.
+                line.promise = None;
                 self.begin_ledger(line, events).await;
                 true
             }
@@ -223,10 +230,15 @@ impl Core {
     pub(super) async fn settle_name(&mut self, mut line: Box<Line>, found: UnderName) {
         match found {
             UnderName::Nothing => {
+                line.is_new = true;
                 if line.others == Others::SameName {
                     line.others = Others::Nobody;
                 }
                 self.resume_line(line, Check::Ledger);
+            }
+            UnderName::Unknown if self.allowance(&line.tip.state.tenant).left() == 0 => {
+                let reason = "its id could not be looked up".to_owned();
+                self.retry_line(&line, reason).await;
             }
             UnderName::Unknown => self.resume_line(line, Check::Ledger),
             UnderName::Ledger(entry) => self.compare_with_ledger(line, Ok(Some(entry))).await,

@@ -412,6 +412,17 @@ impl Policy {
         self.waiting.len()
     }
 
+    /// Number of a tenant's live executions without a node, appends in flight included. A counter,
+    /// so it may be read for every line.
+    pub fn waiting_of(&self, tenant: &Tenant) -> u32 {
+        self.cluster.tenants.waiting(tenant)
+    }
+
+    /// The limit on that number in the tenant's quota, if it has one.
+    pub fn waiting_limit(&self, tenant: &Tenant) -> Option<u32> {
+        self.holds.quotas.get(tenant)?.waiting
+    }
+
     /// Completions since the start. A change means that there may be room again.
     pub fn completions(&self) -> u64 {
         self.completions

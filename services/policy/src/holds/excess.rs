@@ -123,6 +123,7 @@ mod tests {
             running,
             devices,
             memory_bytes,
+            waiting: None,
             weight: None,
             who: "ann".into(),
             at: Timestamp::default(),

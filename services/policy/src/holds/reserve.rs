@@ -234,6 +234,7 @@ mod tests {
             running: Some(running),
             devices: None,
             memory_bytes: None,
+            waiting: None,
             weight: None,
             who: "ann".into(),
             at: Timestamp::default(),

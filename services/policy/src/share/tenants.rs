@@ -30,6 +30,7 @@ struct Account {
     name: Tenant,
     weight: f64,
     held: u32,
+    waiting: u32,
     usage: f64,
     at: Millis,
 }
@@ -86,6 +87,7 @@ impl Tenants {
             name: name.clone(),
             weight: 1.0,
             held: 0,
+            waiting: 0,
             usage: 0.0,
             at: self.now,
         });
@@ -117,6 +119,23 @@ impl Tenants {
     /// Number of a tenant's executions on nodes.
     pub fn held(&self, ix: TenantIx) -> u32 {
         self.accounts[ix.0 as usize].held
+    }
+
+    /// Number of a tenant's live executions without a node.
+    pub fn waiting(&self, name: &Tenant) -> u32 {
+        self.find(name)
+            .map_or(0, |ix| self.accounts[ix.0 as usize].waiting)
+    }
+
+    /// Adds or removes one live execution of a tenant without a node.
+    pub fn wait(&mut self, name: &Tenant, more: bool) {
+        let ix = self.intern(name);
+        let waiting = &mut self.accounts[ix.0 as usize].waiting;
+        *waiting = if more {
+            waiting.saturating_add(1)
+        } else {
+            waiting.saturating_sub(1)
+        };
     }
 
     /// Adds or removes one execution of a tenant on a node.

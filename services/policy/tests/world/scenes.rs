@@ -13,6 +13,7 @@ pub fn quota(running: impl Into<Option<u32>>) -> Quota {
         running: running.into(),
         devices: None,
         memory_bytes: None,
+        waiting: None,
         weight: None,
         who: "ann".into(),
         at: Timestamp::default(),

@@ -130,6 +130,7 @@ pub(super) fn books(scenario: &Scenario) -> Result<(Vec<Book>, Vec<u32>), IdErro
             running: q.running,
             devices: None,
             memory_bytes: q.memory_bytes,
+            waiting: None,
             weight: q.weight,
             who: "sim".to_owned(),
             at: Timestamp::from_micros(EPOCH_US),

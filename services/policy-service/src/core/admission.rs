@@ -1,0 +1,72 @@
+//! Lines of tenants that have too many waiting executions ([`crate::allowance`]).
+
+use std::collections::BTreeSet;
+
+use fiec_schemas::Tenant;
+
+use super::Core;
+use crate::allowance::Allowance;
+use crate::bounds::Gauge;
+use crate::intake::{Cursor, Line, Others};
+use crate::refusal::Refusal;
+use crate::vetting::Vetting;
+
+impl Core {
+    /// How many waiting executions a tenant has and may have.
+    pub(super) fn allowance(&self, tenant: &Tenant) -> Allowance {
+        let waiting = usize::try_from(self.policy.waiting_of(tenant)).unwrap_or(usize::MAX);
+        let promised = self.promised.get(tenant).map_or(0, Gauge::used);
+        let quota = self.policy.waiting_limit(tenant);
+        Allowance {
+            tenant: tenant.clone(),
+            limit: quota.unwrap_or(self.options.waiting),
+            is_quota: quota.is_some(),
+            waiting: waiting.saturating_add(promised),
+            begun: BTreeSet::new(),
+        }
+    }
+
+    /// Checks a message as a whole.
+    pub(super) fn vet(&self, cursor: Box<Cursor>) {
+        let tenant = cursor.tenant.as_ref().ok();
+        let allowance = tenant.map(|tenant| self.allowance(tenant));
+        tokio::spawn(self.effects.clone().vet_message(cursor, allowance));
+    }
+
+    /// Takes the result of checking a message as a whole. If other lines have taken its room
+    /// meanwhile, it is checked again.
+    pub(super) async fn settle_vetting(
+        &mut self,
+        cursor: Box<Cursor>,
+        vetting: Result<Vetting, Refusal>,
+    ) {
+        let vetting = match vetting {
+            Ok(vetting) => vetting,
+            Err(error) => return self.intake.vetted(cursor, Err(error)).await,
+        };
+        let gauge = match &cursor.tenant {
+            Ok(tenant) if vetting.admitted > self.allowance(tenant).left() => {
+                return self.vet(cursor);
+            }
+            Ok(tenant) => {
+                self.promised.retain(|_, gauge| gauge.used() > 0);
+                self.promised.entry(tenant.clone()).or_default().clone()
+            }
+            Err(_) => Gauge::default(),
+        };
+        let promise = gauge.take(vetting.admitted);
+        let vetted = Ok((vetting.refused, promise));
+        self.intake.vetted(cursor, vetted).await;
+    }
+
+    /// Refuses a line with which too many executions would wait. If it may have been taken in
+    /// before, that is looked up first.
+    pub(super) fn refuse_excess(&mut self, line: Box<Line>, allowance: &Allowance) {
+        if line.others != Others::Nobody && !line.is_new {
+            tokio::spawn(self.effects.clone().look_up_name(line));
+            return;
+        }
+        let error = allowance.refusal(0, 1);
+        self.refuse_line(&line, &error.field, error.reason);
+    }
+}
