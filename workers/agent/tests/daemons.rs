@@ -3,35 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use fiec_schemas::messages::ControlRequest;
-use fiec_schemas::package::Manifest;
 use fiec_schemas::{Cause, ExecutionId, NodeId};
 use serde_json::{Value, json};
 
 use crate::common::{Running, World, children, poll};
-use crate::packages::tar;
 
 /// Speaks frames by itself. Starts a daemon if it is asked to, and does what its parameters say.
-const PROGRAM: &str = "import json, os, signal, socket, struct, sys, time
-sock = socket.socket(fileno=int(os.environ['FIEC_SOCKET_FD']))
-
-def say(**head):
-    text = json.dumps(head).encode()
-    sock.sendall(struct.pack('<IQ', len(text), 0) + text)
-
-def take(count):
-    data = b''
-    while len(data) < count:
-        more = sock.recv(count - len(data))
-        if not more:
-            os._exit(0)
-        data += more
-    return data
-
-def hear():
-    head, body = struct.unpack('<IQ', take(12))
-    order = json.loads(take(head))
-    take(body)
-    return order
+const PROGRAM: &str = "import os, signal, sys, time
+from raw_frames import hear, say, sock
 
 def note(path, pid):
     with open(path + '.new', 'w') as file:
@@ -81,36 +60,25 @@ def run(params):
     then = params['then']
     if then == 'crash':
         os._exit(3)
-    say(**{'is': 'began', 'at': AT, 'parks': False})
+    say({'is': 'began', 'at': AT, 'parks': False})
     if 'ready' in params:
         note(params['ready'], os.getpid())
     while then == 'wait':
         order = hear()
         if order['is'] == 'cancel':
-            return say(**{'is': 'cancelled'})
+            return say({'is': 'cancelled'})
         if order['is'] == 'yield':
-            return say(**{'is': 'boundary', 'index': 1, 'bytes': 0, 'compute_us': 1,
+            return say({'is': 'boundary', 'index': 1, 'bytes': 0, 'compute_us': 1,
                           'computed_at': AT, 'reason': 'yield'})
-    say(**{'is': 'completed', 'capsules': 1, 'computing_since': AT, 'computed_until': AT,
+    say({'is': 'completed', 'capsules': 1, 'computing_since': AT, 'computed_until': AT,
            'result': {'pid': os.getpid()}})
 
-say(**{'is': 'ready'})
+say({'is': 'ready'})
 while True:
     order = hear()
     if order['is'] == 'run':
         run(order['params'])
 ";
-
-impl World {
-    async fn with_the_program(&self) {
-        let manifest = json!({ "entry": ["python3", "-B", "main.py"], "protocol": "frames" });
-        let manifest = manifest.to_string();
-        let files = [("fiec.json", Some(&*manifest)), ("main.py", Some(PROGRAM))];
-        let artifact = tar(&files);
-        let manifest = Manifest::parse(manifest.as_bytes()).unwrap();
-        self.register_as("x@1", manifest, &artifact).await;
-    }
-}
 
 fn line(params: &Value) -> String {
     json!({ "program": "x@1", "params": params, "retries": 0 }).to_string()
@@ -121,7 +89,7 @@ async fn stage() -> (World, Running) {
     let mut options = world.options("n1");
     options.allow_programs = vec!["*".to_owned()];
     let agent = world.agent_with(options).await;
-    world.with_the_program().await;
+    world.with_raw_frames(PROGRAM, &json!({})).await;
     (world, agent)
 }
 
@@ -242,7 +210,7 @@ async fn orphans_of_a_running_program_leave_no_zombie() {
 #[tokio::test]
 async fn a_daemon_ends_when_its_worker_is_killed() {
     let world = World::start().await;
-    world.with_the_program().await;
+    world.with_raw_frames(PROGRAM, &json!({})).await;
     let options = world.options("p1");
     let mut process = crate::agent::as_a_process(&world, &options);
     let node = NodeId::new("p1").unwrap();

@@ -1,31 +1,12 @@
 //! Programs that announce more bytes than there is room for.
 
-use fiec_schemas::package::Manifest;
 use fiec_schemas::{Event, Fault};
 use serde_json::{Value, json};
 
 use crate::common::{Running, World};
-use crate::packages::tar;
 
 /// Speaks frames by itself. Reports what its parameters say, and goes on to send bytes.
-const PROGRAM: &str = "import json, os, socket, struct
-sock = socket.socket(fileno=int(os.environ['FIEC_SOCKET_FD']))
-
-def say(head, body=0):
-    text = json.dumps(head).encode()
-    sock.sendall(struct.pack('<IQ', len(text), body) + text)
-
-def take(count):
-    data = b''
-    while len(data) < count:
-        data += sock.recv(count - len(data))
-    return data
-
-def hear():
-    head, body = struct.unpack('<IQ', take(12))
-    order = json.loads(take(head))
-    take(body)
-    return order
+const PROGRAM: &str = "from raw_frames import hear, say, sock
 
 say({'is': 'ready'})
 while True:
@@ -53,12 +34,7 @@ async fn with_a_program(limits: Value) -> (World, Running) {
     let mut options = world.options("n1");
     options.allow_programs = vec!["*".to_owned()];
     let agent = world.agent_with(options).await;
-    let manifest = json!({ "entry": ["python3", "-B", "main.py"], "protocol": "frames",
-        "outputs": ["*"], "limits": limits })
-    .to_string();
-    let files = [("fiec.json", Some(&*manifest)), ("main.py", Some(PROGRAM))];
-    let manifest = Manifest::parse(manifest.as_bytes()).unwrap();
-    world.register_as("x@1", manifest, &tar(&files)).await;
+    world.with_raw_frames(PROGRAM, &limits).await;
     (world, agent)
 }
 

@@ -69,7 +69,25 @@ pub fn of_python(program: &str, limits: serde_json::Value) -> (Manifest, Vec<u8>
     (manifest, tar(&files))
 }
 
+/// What a Python program needs to speak frames by itself.
+const RAW_FRAMES: &str = include_str!("raw_frames.py");
+
 impl World {
+    /// Registers `x@1`, a Python program that speaks frames by `raw_frames.py`.
+    pub async fn with_raw_frames(&self, script: &str, limits: &serde_json::Value) {
+        let manifest = json!({ "entry": ["python3", "-B", "main.py"], "protocol": "frames",
+            "outputs": ["*"], "limits": limits });
+        let manifest = manifest.to_string();
+        let files = [
+            ("fiec.json", Some(&*manifest)),
+            ("main.py", Some(script)),
+            ("raw_frames.py", Some(RAW_FRAMES)),
+        ];
+        let artifact = tar(&files);
+        let manifest = Manifest::parse(manifest.as_bytes()).unwrap();
+        self.register_as("x@1", manifest, &artifact).await;
+    }
+
     /// Registers an artifact as it is, whatever is in it.
     async fn register(&self, program: &str, artifact: &[u8]) -> Digest {
         self.register_as(program, manifest(), artifact).await

@@ -75,10 +75,10 @@ table! {
         devices: Option<u64>,
         /// Most bytes of hosts' memory.
         memory_bytes: Option<u64>,
-        /// Most executions that wait.
-        waiting: Option<u64>,
         /// Share relative to others.
         weight: Option<u32>,
+        /// Most executions that wait.
+        waiting: Option<u64>,
     }
 }
 
@@ -228,7 +228,7 @@ fn quota_row(seq: Sequence, tenant: &Tenant, quota: &Quota) -> QuotaRow {
         running: quota.running.map(u64::from),
         devices: quota.devices.map(u64::from),
         memory_bytes: quota.memory_bytes,
-        waiting: quota.waiting.map(u64::from),
         weight: quota.weight,
+        waiting: quota.waiting.map(u64::from),
     }
 }
