@@ -70,7 +70,7 @@ impl Up {
         for name in ["nats", "logs"] {
             assert_eq!(mode(&data.join(name)), 0o700, "{name}");
         }
-        // What it prints reads history; the owner's URL stands in the file only.
+        // `fiec up` prints the reader's URL. The owner's URL is in the file only.
         let database = said["database"].as_str().unwrap();
         assert!(database.starts_with("postgres://fiec_reader:"), "{said}");
         let up: UpFile = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();

@@ -221,7 +221,7 @@ async fn a_gigabyte_of_output_slows_no_neighbour() {
     assert!(longest < PAUSE, "no commit for {longest:?}");
     let grown = most.saturating_sub(before);
     assert!(grown < 20 << 20, "the worker has grown by {grown} bytes");
-    // What is not shown is counted.
+    // The follower counts the bytes that it does not show.
     let raw = lab.command(&["logs", "flood", "--raw"]).output().await;
     let raw = raw.unwrap();
     let notices = String::from_utf8(raw.stderr).unwrap();

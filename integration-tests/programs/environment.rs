@@ -79,7 +79,7 @@ const SECRET: &str = "s3cr3t";
 #[tokio::test]
 async fn a_program_sees_no_secret_and_no_file_of_its_worker_and_gains_no_privilege() {
     let mut lab = Lab::start(workers(1)).await;
-    // A file that whoever started the worker has left open.
+    // The parent of the worker leaves this file open.
     let open = std::fs::File::create(lab.path("left-open")).unwrap();
     rustix::io::fcntl_setfd(&open, rustix::io::FdFlags::empty()).unwrap();
     let path = path();

@@ -119,8 +119,8 @@ NATS        {nats}
 PostgreSQL  {database}
 logs        {logs}
 
-Your other `fiec` commands on this machine find it by themselves. With the usual tools (the URL
-of NATS holds a password: whoever has it runs programs as you. Give it by environment, as here):
+Your other `fiec` commands on this machine find it by themselves. Other tools get the URL of NATS
+from the environment. It has a password, and everyone who knows it can run programs as you:
 
   export NATS_URL={nats}
   nats pub -J --send-on=newline --force-stdin --no-templates fiec.submit.default < examples/batch.jsonl

@@ -264,8 +264,8 @@ fn a_holder_that_two_others_contradict_is_quarantined_and_its_work_goes_back_and
     );
 }
 
-/// Three nodes, and an execution of the program of which everything is verified. The holder has so many
-/// processors, and the others have these.
+/// Starts an execution with `"verify": "all"` on one of three nodes. The holder has `holders`
+/// processors, and the others have `others`.
 fn of_sizes(program: &str, holders: u32, others: [u32; 2]) -> World {
     let node = |i| {
         let mut node = descriptor(i, 1 + i as u128);

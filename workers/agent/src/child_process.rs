@@ -123,7 +123,7 @@ enum Who {
         keeper: String,
         /// Its folder, in which it runs.
         folder: PathBuf,
-        /// What it sees.
+        /// Device and variables that the program sees.
         setting: Setting,
     },
 }
@@ -345,9 +345,9 @@ impl Spawner {
         })
     }
 
-    /// Starts a child, which reports `ready` by itself. A package that speaks frames runs as its
-    /// own process, in its folder, and sees only what the setting says. Any other program runs in the agent's
-    /// own child.
+    /// Starts a child, which reports `ready` by itself. A package that speaks frames runs as its own
+    /// process, in its folder, and sees only what the setting says. Any other program runs in the
+    /// agent's own child.
     ///
     /// # Errors
     /// When the command cannot be run.

@@ -112,7 +112,7 @@ impl Logs {
             epoch,
         });
         state.boundary = at;
-        // What was held is due now.
+        // Output that the child printed at its start is due now.
         self.0.served.notify_waiters();
     }
 

@@ -17,7 +17,7 @@ pub const UNFINISHED: Duration = Duration::from_millis(250);
 pub const PIECES_A_SECOND: u32 = 500;
 pub const BYTES_A_SECOND: usize = 512 * 1024;
 const SECOND: Duration = Duration::from_secs(1);
-/// Of the output over the budget, the end is kept: at most so many bytes of each stream.
+/// Most bytes of each stream that are kept of the output over the budget: its end.
 const KEPT: usize = PIECE_LIMIT;
 /// Most lines of this end that leave over the budget, at the end of a run.
 const KEPT_LINES: usize = 64;
@@ -44,11 +44,11 @@ pub enum Content {
 struct Flow {
     /// Bytes of the stream before `open`.
     offset: u64,
-    /// What has not left yet.
+    /// Bytes that are not returned as a piece yet.
     open: Vec<u8>,
     /// Since when `open` is not empty.
     since: Option<Instant>,
-    /// What was dropped before `open`, and is not told yet.
+    /// Output that was dropped before `open`. The reader was not notified yet.
     dropped: Dropped,
 }
 
@@ -154,7 +154,7 @@ impl Pieces {
         }
     }
 
-    /// What can leave now.
+    /// Returns the pieces that are due now.
     pub fn tick(&mut self, now: Instant) -> Vec<Piece> {
         if now.duration_since(self.second) >= SECOND {
             (self.second, self.pieces, self.bytes) = (now, 0, 0);

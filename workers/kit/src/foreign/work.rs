@@ -426,7 +426,6 @@ impl Work {
     ///
     /// # Errors
     /// When it cannot be run.
-    /// When it cannot be run.
     pub fn spawn(
         &mut self,
         package: &Package,

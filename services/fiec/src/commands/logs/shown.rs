@@ -11,7 +11,7 @@ use fiec_schemas::{Epoch, NodeId};
 /// A stream of one binding.
 type Source = (NodeId, Epoch, LogStream);
 
-/// What was read of a stream.
+/// Progress of the reader in one stream.
 #[derive(Debug, Default)]
 struct Seen {
     /// Bytes that the program has written so far.
@@ -20,7 +20,7 @@ struct Seen {
     last: Vec<u8>,
 }
 
-/// What is on the screen.
+/// State of the screen.
 #[derive(Debug, Default)]
 pub struct Shown {
     seen: HashMap<Source, Seen>,
@@ -32,7 +32,7 @@ pub struct Shown {
 #[derive(Debug)]
 pub struct Text {
     line: LogLine,
-    /// What is missing before it.
+    /// Notices about bytes that are missing before it.
     pub notices: Vec<String>,
     /// What the program has written, with the line feed.
     pub bytes: Vec<u8>,
