@@ -408,3 +408,34 @@ async fn a_program_that_fails_when_it_is_cancelled_is_cancelled_and_not_held() {
     lab.journal.ended(id, "cancelled").await;
     lab.end().await;
 }
+
+#[tokio::test]
+async fn a_retry_goes_on_with_more_memory_or_another_deadline() {
+    let lab = Lab::start(two_slots()).await;
+    // It always crashes at its second boundary.
+    let params = json!({"capsules": 4, "crash_at": 2});
+    let line = json!({"id": "small", "program": "synthetic@1", "retries": 0,
+        "commit": {"every": 1}, "params": params});
+    let id = lab.publish_json(&line).await;
+    comes_to_be(&lab, id, "failed").await;
+    // No node has so much: the requirement counts.
+    let ran = lab.fiec(&["retry", "small", "--memory", "900TiB"]).await;
+    ran.expect(0);
+    comes_to_be(&lab, id, "pending").await;
+    let why = lab.fiec(&["why", "small"]).await.expect(0).stdout;
+    assert!(why.contains("memory"), "{why}");
+    lab.fiec(&["cancel", "small"]).await.expect(0);
+    comes_to_be(&lab, id, "cancelled").await;
+
+    let late = json!({"id": "late", "program": "synthetic@1",
+        "params": {"capsules": 400, "rest_us": 10_000}, "commit": {"every": 1},
+        "deadline": {"within_s": 1, "on_miss": "fail"}});
+    let late = lab.publish_json(&late).await;
+    comes_to_be(&lab, late, "failed").await;
+    let refused = lab.fiec(&["retry", "late"]).await.expect(1);
+    assert!(refused.stderr.contains("--deadline"), "{refused:?}");
+    let again = ["retry", "late", "--deadline", "1h", "--fail-late"];
+    lab.fiec(&again).await.expect(0);
+    completes(&lab, late).await;
+    lab.end().await;
+}

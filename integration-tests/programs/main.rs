@@ -19,3 +19,4 @@ mod python;
 mod python_moves;
 mod python_program;
 mod python_spread;
+mod stuck;

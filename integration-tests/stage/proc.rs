@@ -44,22 +44,33 @@ pub fn naming(text: &str) -> Vec<u32> {
     pids.filter(|pid| is_alive(*pid) && names(pid)).collect()
 }
 
+/// Name of a process's program.
+pub fn name(pid: u32) -> String {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.trim().to_owned()
+}
+
 /// True while a process runs; one that has ended and was not reaped does not.
 pub fn is_alive(pid: u32) -> bool {
     stat(pid).is_some_and(|(state, _)| !matches!(state, 'Z' | 'X'))
 }
 
+/// All processes with their parents, also those that have ended and that nobody has reaped.
+fn all() -> impl Iterator<Item = (u32, u32)> {
+    let entries = fs::read_dir("/proc").unwrap();
+    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    pids.filter_map(|id: u32| stat(id).map(|(_, parent)| (id, parent)))
+}
+
+/// The children of a process, also those that nobody has reaped.
+pub fn children(pid: u32) -> Vec<u32> {
+    let children = all().filter(|(_, parent)| *parent == pid);
+    children.map(|(id, _)| id).collect()
+}
+
 /// The living children of a process, and theirs.
 pub fn descendants(pid: u32) -> Vec<u32> {
-    let all: Vec<(u32, u32)> = fs::read_dir("/proc")
-        .unwrap()
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-        .filter_map(|id: u32| {
-            stat(id)
-                .filter(|(s, _)| *s != 'Z')
-                .map(|(_, parent)| (id, parent))
-        })
-        .collect();
+    let all: Vec<(u32, u32)> = all().filter(|(id, _)| is_alive(*id)).collect();
     let mut found = vec![pid];
     let mut next = 0;
     while let Some(parent) = found.get(next).copied() {

@@ -134,7 +134,7 @@ impl Cause {
             Cause::Lost { silent_ms } => format!("node was silent for {silent_ms} ms"),
             Cause::NotTaken { reason, .. } => format!("node did not take it: {reason}"),
             Cause::Orphaned { reason } => format!("nobody held it: {reason}"),
-            Cause::Resumed => "resumed after a pause".to_owned(),
+            Cause::Resumed => "resumed, after a pause or a retry".to_owned(),
             Cause::Balance => "another node had a free slot".to_owned(),
             Cause::Corrupt { node, reason } => format!(
                 "{} computed wrong bits: {reason}",

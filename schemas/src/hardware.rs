@@ -219,6 +219,39 @@ pub struct HardwareVector {
     /// `bytes` grow, the policy service does not bind the execution elsewhere for being late.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub arriving: Vec<ArrivingState>,
+    /// Processes of programs that do not end (at most 16 are listed). They take slots, which `slots`
+    /// does not count.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stuck: Vec<StuckProcess>,
+}
+
+/// A process of a program that SIGKILL does not end, because the kernel does not let it run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct StuckProcess {
+    /// The process.
+    pub pid: u32,
+    /// Name of its program, at most 15 bytes.
+    pub command: String,
+    /// Its state by the kernel: `D` (in a call that does not return, or frozen), `T` (stopped).
+    pub state: String,
+    /// Seconds since SIGKILL.
+    pub seconds: u64,
+}
+
+impl StuckProcess {
+    /// Says it to a person.
+    pub fn in_words(&self) -> String {
+        let Self {
+            pid,
+            command,
+            state,
+            seconds,
+        } = self;
+        format!(
+            "process {pid} ({command}) does not end {seconds} s after SIGKILL (state {state}); it \
+             costs a slot until it ends, or the machine restarts"
+        )
+    }
 }
 
 impl HardwareVector {

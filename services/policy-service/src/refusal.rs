@@ -303,11 +303,14 @@ impl fmt::Display for CannotRetry {
             ),
             Self::Late(deadline) => write!(
                 f,
-                "its deadline {deadline} has passed, and it is to fail then; submit it under \
-                 another id and with another deadline"
+                "its deadline {deadline} has passed, and it is to fail then; give it another one \
+                 (`fiec retry --deadline`)"
             ),
             Self::NoState(at, stored) => {
-                write!(f, "the state of boundary {at} is not stored any more")?;
+                write!(
+                    f,
+                    "the state of boundary {at} is not stored, or not any more"
+                )?;
                 let mut named: Vec<String> = stored.iter().map(ToString::to_string).collect();
                 named.truncate(NAMED);
                 named.push("0, the beginning".to_owned());

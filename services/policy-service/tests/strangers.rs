@@ -45,6 +45,7 @@ fn vector(node: &NodeId, instance: InstanceId) -> HardwareVector {
         queued_count: 0,
         running: vec![],
         arriving: vec![],
+        stuck: Vec::new(),
     }
 }
 

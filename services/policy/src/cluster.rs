@@ -172,15 +172,19 @@ impl Node {
         std::mem::replace(&mut self.vector, vector)
     }
 
-    /// Number of executions that it runs at once.
+    /// Number of executions that it runs at once: by its descriptor, or fewer while processes that do
+    /// not end take slots, as its vector says.
     pub fn slots(&self) -> u32 {
-        self.descriptor.as_ref().map_or(0, |d| d.slots)
+        let slots = self.descriptor.as_ref().map_or(0, |d| d.slots);
+        let left = self.vector.as_ref().map_or(slots, |v| v.slots);
+        slots.min(left)
     }
 
     /// Share of its memory for one slot, in bytes: what a worker grants by default.
     pub fn share_bytes(&self) -> u64 {
         let limit = self.descriptor.as_ref().map_or(0, |d| d.memory_limit_bytes);
-        limit / u64::from(self.slots().max(1))
+        let slots = self.descriptor.as_ref().map_or(0, |d| d.slots);
+        limit / u64::from(slots.max(1))
     }
 
     /// Number of executions that count against its capacity.

@@ -80,6 +80,8 @@ pub struct Check {
     pub retry_at: Millis,
     /// Number of failed attempts in a row.
     pub failures: u8,
+    /// How often the first claim had three different ends.
+    pub babels: u8,
     /// Why it waits, for people.
     pub note: Option<String>,
 }
@@ -106,6 +108,7 @@ impl Check {
             },
             retry_at: Millis(0),
             failures: 0,
+            babels: 0,
             note: None,
         }
     }
@@ -267,6 +270,7 @@ impl Check {
     pub fn confirmed(&mut self, by: &[NodeIx]) -> bool {
         self.trial = None;
         self.failures = 0;
+        self.babels = 0;
         self.note = None;
         let Some(claim) = self.claims.pop_front() else {
             return false;

@@ -191,6 +191,7 @@ impl Race {
                 queued_count: 0,
                 running: vec![],
                 arriving: vec![],
+                stuck: Vec::new(),
             };
             for service in self.services.iter_mut().filter(|s| s.stalled <= self.now) {
                 tell(service, now, Input::Vector(vector.clone(), 0));

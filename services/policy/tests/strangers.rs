@@ -42,6 +42,7 @@ fn vector(w: &World, name: &str, instance: InstanceId, count: u64) -> HardwareVe
         queued_count: 0,
         running: vec![],
         arriving: vec![],
+        stuck: Vec::new(),
     }
 }
 

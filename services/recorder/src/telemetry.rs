@@ -281,6 +281,7 @@ mod tests {
             queued_count: 0,
             running: Vec::new(),
             arriving: Vec::new(),
+            stuck: Vec::new(),
         }
     }
 

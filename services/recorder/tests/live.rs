@@ -484,6 +484,7 @@ fn vector(node: &str, value: f64) -> HardwareVector {
         queued_count: 0,
         running: Vec::new(),
         arriving: Vec::new(),
+        stuck: Vec::new(),
     }
 }
 

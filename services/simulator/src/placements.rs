@@ -110,6 +110,7 @@ impl Bench {
                 queued_count: 0,
                 running: Vec::new(),
                 arriving: Vec::new(),
+                stuck: Vec::new(),
             };
             policy.step(now, Input::Vector(vector, 0), &mut out);
             out.clear();

@@ -9,6 +9,8 @@ use std::path::Path;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+use crate::proc_stat::Stat;
+
 /// Most walks: unconfined threads may start further threads during a walk.
 const WALKS: usize = 8;
 
@@ -81,18 +83,9 @@ fn threads(root: u32) -> BTreeSet<u32> {
 
 /// All processes with their parents, for kernels that do not list children.
 fn parents() -> Vec<(u32, u32)> {
-    let parent = |pid: u32| -> Option<u32> {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The second field may hold spaces and ends with the last parenthesis.
-        stat.rsplit_once(')')?
-            .1
-            .split_whitespace()
-            .nth(1)?
-            .parse()
-            .ok()
-    };
     let pids = numbers("/proc");
-    pids.filter_map(|pid| Some((pid, parent(pid)?))).collect()
+    pids.filter_map(|pid| Some((pid, Stat::of(pid)?.parent)))
+        .collect()
 }
 
 /// The entries of a folder that are numbers.

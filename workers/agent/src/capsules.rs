@@ -215,7 +215,7 @@ pub async fn refuse(shared: Arc<Shared>, job: Job, reason: &'static str) {
         }
     };
     let (execution, epoch) = (tip.state.execution, tip.state.epoch);
-    let offer = shared.options.slots.saturating_sub(shared.running());
+    let offer = shared.slots().saturating_sub(shared.running());
     let events = vec![Event::Refused {
         reason: reason.to_owned(),
         offer: if shared.is_draining() { 0 } else { offer },

@@ -20,6 +20,7 @@ use fiec_kit::launch::{self, Kind, Rules, Said, Values};
 use fiec_kit::room::Room;
 use fiec_kit::simulated::SIMULATED_DEVICES_ENV;
 use fiec_kit::start::NotStarted;
+use fiec_schemas::hardware::StuckProcess;
 use fiec_schemas::messages::LogStream;
 use fiec_schemas::{ExecutionId, Tenant};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
@@ -43,6 +44,8 @@ const STARTS_WITHIN: Duration = Duration::from_secs(10);
 /// How often and how long a child that has closed its socket is awaited.
 const ROUNDS: usize = 100;
 const ROUND: Duration = Duration::from_millis(5);
+/// The name that the agent's own program shows.
+const NAME: &str = "fiec";
 const SOCKET_BUFFER: usize = 4 << 20;
 
 struct Raw {
@@ -225,7 +228,7 @@ impl Ground {
     }
 }
 
-fn start(launch: &Launch, ground: &Ground) -> io::Result<Raw> {
+fn start(launch: &Launch, ground: &Ground, reaper: &Reaper) -> io::Result<Raw> {
     let (ours, theirs) = UnixStream::pair()?;
     for socket in [&ours, &theirs] {
         // As much as the system grants: the default is small for a σ of megabytes.
@@ -238,13 +241,13 @@ fn start(launch: &Launch, ground: &Ground) -> io::Result<Raw> {
     let (mut command, control) = match &launch.who {
         Who::Own => {
             let mut command = Command::new(program);
-            command.stdin(Stdio::null()).process_group(0);
+            command.arg0(NAME).stdin(Stdio::null()).process_group(0);
             (command, None)
         }
         Who::Package { keeper, .. } => {
             let (control, theirs) = UnixStream::pair()?;
             let mut command = Command::new(keeper);
-            command.args([launch::KEEPER, program]);
+            command.arg0(NAME).args([launch::KEEPER, program]);
             command.stdin(OwnedFd::from(theirs));
             (command, Some(control))
         }
@@ -277,14 +280,15 @@ fn start(launch: &Launch, ground: &Ground) -> io::Result<Raw> {
     if let Some(folder) = &ground.first_input {
         command.env(DATA_DIR_ENV, folder);
     }
-    let mut process = launch::spawn(&mut command, &ground.rules, kind, Some(theirs.as_fd()))?;
+    let socket = Some(theirs.as_fd());
+    let mut process = reaper.start(|| launch::spawn(&mut command, &ground.rules, kind, socket))?;
     // It holds its own ends of the pairs.
     drop((command, theirs));
     let stdout = process.stdout.take().map(OwnedFd::from);
     let stderr = process.stderr.take().map(OwnedFd::from);
     let body = match control {
         None => Body::Own(process),
-        Some(control) => kept(process, control)?,
+        Some(control) => kept(process, control, reaper)?,
     };
     ours.set_nonblocking(true)?;
     Ok(Raw {
@@ -296,7 +300,7 @@ fn start(launch: &Launch, ground: &Ground) -> io::Result<Raw> {
 }
 
 /// Waits until a keeper has started its program. If it has not, the keeper ends by itself.
-fn kept(mut keeper: process::Child, control: UnixStream) -> io::Result<Body> {
+fn kept(keeper: process::Child, control: UnixStream, reaper: &Reaper) -> io::Result<Body> {
     control.set_read_timeout(Some(STARTS_WITHIN))?;
     let said = Said::read(&control).and_then(|said| match said {
         Said::Started { pid } => Ok(pid),
@@ -313,9 +317,9 @@ fn kept(mut keeper: process::Child, control: UnixStream) -> io::Result<Body> {
             })
         }
         Err(error) => {
+            // It notices that its control socket is closed.
             drop(control);
-            let _ = keeper.kill();
-            let _ = keeper.wait();
+            reaper.take(keeper);
             Err(error)
         }
     }
@@ -328,21 +332,33 @@ impl Spawner {
     /// When the thread cannot be started.
     pub fn new(options: &Options) -> io::Result<Self> {
         let ground = Ground::new(options)?;
+        let reaper = Reaper::new(options.adopts_orphans)?;
+        let starts = reaper.clone();
         let (tasks, inbox) = mpsc::sync_channel(TASKS);
         std::thread::Builder::new()
             .name("fiec-spawn".to_owned())
             .spawn(move || {
                 for (launch, reply) in inbox {
                     let reply: oneshot::Sender<_> = reply;
-                    drop(reply.send(start(&launch, &ground)));
+                    drop(reply.send(start(&launch, &ground, &starts)));
                 }
             })?;
         Ok(Self {
             tasks,
-            reaper: Reaper::new()?,
+            reaper,
             command: options.child_command.clone(),
             run_dir: options.run_dir.clone(),
         })
+    }
+
+    /// The processes of programs that SIGKILL does not end; at most 16.
+    pub fn stuck(&self) -> Vec<StuckProcess> {
+        self.reaper.stuck()
+    }
+
+    /// Slots that such processes cost.
+    pub fn lost_slots(&self) -> u32 {
+        self.reaper.lost_slots()
     }
 
     /// Starts a child, which reports `ready` by itself. A package that speaks frames runs as its own
@@ -479,7 +495,13 @@ impl ChildProcess {
         self.logs.rest().await;
         let process = match &self.body {
             Some(Body::Own(process)) => process,
-            Some(Body::Kept { control, .. }) => return exit_of_kept(control).await,
+            Some(Body::Kept {
+                keeper, control, ..
+            }) => match exit_of_kept(control).await {
+                Some(exit) => return exit,
+                // It has ended without a word.
+                None => keeper,
+            },
             None => return Exit::Unknown("unknown exit".to_owned()),
         };
         let pid = Pid::from_child(process);
@@ -496,26 +518,27 @@ impl ChildProcess {
     }
 }
 
-/// How a kept program ended, as its keeper says. Longer waits are for what does not end.
-async fn exit_of_kept(control: &UnixStream) -> Exit {
+/// How a kept program ended, as its keeper says; none if that has ended itself. Longer waits are for
+/// what does not end.
+async fn exit_of_kept(control: &UnixStream) -> Option<Exit> {
     for _ in 0..ROUNDS {
         match Said::read(control) {
             Ok(Said::Ended {
                 status: Some(status),
                 ..
-            }) => return Exit::Status(status),
+            }) => return Some(Exit::Status(status)),
             Ok(Said::Ended {
                 signal: Some(signal),
                 ..
-            }) => return Exit::Signal(signal),
+            }) => return Some(Exit::Signal(signal)),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 tokio::time::sleep(ROUND).await;
             }
-            Ok(_) => return Exit::Killed,
-            Err(error) => return Exit::Unknown(error.to_string()),
+            Ok(_) => return Some(Exit::Killed),
+            Err(_) => return None,
         }
     }
-    Exit::Killed
+    Some(Exit::Killed)
 }
 
 impl Drop for ChildProcess {

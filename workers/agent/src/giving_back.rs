@@ -66,7 +66,7 @@ impl Runner {
                 shared.metrics.refused.inc();
                 Event::Refused {
                     reason,
-                    offer: shared.options.slots.saturating_sub(shared.running()),
+                    offer: shared.slots().saturating_sub(shared.running()),
                     fault,
                 }
             }

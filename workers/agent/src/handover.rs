@@ -377,7 +377,7 @@ fn speculate(shared: &Arc<Shared>, execution: ExecutionId, epoch: Epoch, text: &
         control,
         progress,
     };
-    if shared.running() < shared.options.slots {
+    if shared.running() < shared.slots() {
         start_now(shared, job)
     } else {
         enqueue(shared, job)

@@ -6,33 +6,12 @@ use std::path::Path;
 
 use rustix::process::{Pid, Signal};
 
+use crate::proc_stat::Stat;
+
 /// Returns when a process started, or none if it does not exist or is a zombie.
 fn start_time(pid: u32) -> Option<String> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Fields 3 and 22; the second may hold spaces and ends with the last parenthesis.
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    let state = fields.next()?;
-    fields
-        .nth(18)
-        .filter(|_| !matches!(state, "Z" | "X"))
-        .map(str::to_owned)
-}
-
-/// Returns a process's processor time in clock ticks, or none if it does not exist.
-pub(crate) fn ticks(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Fields 14 and 15, in user mode and in the kernel.
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
-    let user: u64 = fields.next()?.parse().ok()?;
-    let system: u64 = fields.next()?.parse().ok()?;
-    Some(user + system)
-}
-
-/// Whether a process is stopped, as by SIGSTOP.
-pub(crate) fn is_stopped(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit_once(')').map(|(_, rest)| rest.trim_start());
-    state.is_some_and(|state| state.starts_with('T'))
+    let stat = Stat::of(pid).filter(|stat| !stat.is_dead())?;
+    Some(stat.started.to_string())
 }
 
 /// Whether the agent of a noted child lives. None if the child itself is gone.

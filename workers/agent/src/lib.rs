@@ -56,6 +56,7 @@ mod park;
 mod pending_order;
 pub mod pool;
 mod prepare;
+mod proc_stat;
 mod reaper;
 pub mod replies;
 mod reserve;
@@ -463,6 +464,8 @@ async fn sweep(shared: Arc<Shared>, stop: CancellationToken) {
         }
         shared.sweep_pool().await;
         shared.tick_energy();
+        // A slot is back once a process that did not end has ended.
+        shared::dispatch(&shared);
         shared.fetches.sweep();
         tokio::select! {
             () = stop.cancelled() => return,

@@ -42,6 +42,11 @@ impl Link {
         self.room = room;
     }
 
+    /// The run is over: a large σ that was read keeps no memory.
+    pub fn idle(&mut self) {
+        self.buffer = BytesMut::from(&self.buffer[..]);
+    }
+
     /// Another grant holds for the present run.
     pub fn widen(&mut self, grant: &Grant) {
         self.room = self.room.widened_to(grant);
@@ -178,6 +183,10 @@ mod tests {
         });
         let (_, body) = link.next().await.unwrap().unwrap();
         assert_eq!(body, vec![7; whole as usize]);
+        // An idle child keeps nothing of it.
+        assert!(!body.is_unique());
+        link.idle();
+        assert!(body.is_unique());
         let over = link.next().await;
         assert!(matches!(over, Err(FrameError::NoRoom(_))), "{over:?}");
         assert!(link.buffer.capacity() <= 2 * READ_AHEAD);

@@ -50,6 +50,8 @@ figures! {
         given_ahead: Counter,
         /// Runs given ahead and taken back.
         taken_back: Counter,
+        /// Slots that processes take which SIGKILL does not end.
+        lost_slots: Gauge,
         /// Executions that compute.
         running: Gauge,
         /// Age in seconds of the oldest work here that no commit holds.

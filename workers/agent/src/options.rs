@@ -20,6 +20,9 @@ pub struct Options {
     pub node: NodeId,
     /// Executions at once; 1 by default.
     pub slots: u32,
+    /// This process is the agent's alone: processes whose parents have ended become its children, and
+    /// are ended.
+    pub adopts_orphans: bool,
     /// Executions that may be parked at once; as many as slots by default.
     pub parked: Option<u32>,
     /// Bindings that may wait for a slot. Beyond that the node refuses. 20,000 by default.
@@ -108,14 +111,17 @@ pub struct Options {
     pub leave_now: CancellationToken,
 }
 
+/// This process's own program, also after its file was replaced or removed.
+const OWN_FILE: &str = "/proc/self/exe";
+
 impl Options {
     /// The defaults for this node.
     pub fn new(node: NodeId) -> Self {
-        let exe = std::env::current_exe().unwrap_or_default();
         let run_dir = run_dir::default_of(&node);
         Self {
             node,
             slots: 1,
+            adopts_orphans: false,
             parked: None,
             queue: 20_000,
             memory_limit: None,
@@ -133,7 +139,7 @@ impl Options {
             run_dir,
             http: None,
             heartbeat: Duration::from_secs(1),
-            child_command: vec![exe.display().to_string(), "program-child".to_owned()],
+            child_command: vec![OWN_FILE.to_owned(), "program-child".to_owned()],
             child_idle: Duration::from_secs(60),
             warm: true,
             warm_contexts: 0,

@@ -20,8 +20,8 @@ use crate::cache::NotCached;
 use crate::data::NoData;
 use crate::devices::GIVEN_UP_WITHIN;
 use crate::endings::Loss;
-use crate::leftovers;
 use crate::packages::{Package, Program};
+use crate::proc_stat::Stat;
 use crate::runner::{Runner, Silence};
 use crate::shared::{Shared, Slot};
 
@@ -238,18 +238,34 @@ impl Runner {
         if self.has_adaptor() {
             return self.watch_adaptor(&package).await;
         }
-        let reason = format!(
+        let mut reason = format!(
             "limit boundary_ms: {} reached no boundary within {} ms",
             package.told.program,
             patience.as_millis()
         );
+        let stat = self.child.as_ref().and_then(|c| Stat::of(c.pid()));
+        if let Some(stat) = stat.filter(Stat::is_held) {
+            match self.ticks.replace(stat.ticks) {
+                None => {
+                    self.silence = Some((Silence::Boundary, Instant::now() + FROZEN_AFTER));
+                    return;
+                }
+                Some(before) if before == stat.ticks => {
+                    let seconds = FROZEN_AFTER.as_secs();
+                    reason.push_str(&format!(", and was frozen for {seconds} s after that"));
+                    return self.go_elsewhere(Fault::Frozen, reason);
+                }
+                Some(_) => {}
+            }
+        }
         self.fail_now(Fault::Limit, reason).await;
     }
 
     /// An adaptor ends its program at the limit by itself. It may have much work then, such as
     /// packing σ. An adaptor without processor time for [`FROZEN_AFTER`] is frozen, and is ended.
     async fn watch_adaptor(&mut self, package: &Package) {
-        let ticks = self.child.as_ref().and_then(|c| leftovers::ticks(c.pid()));
+        let stat = self.child.as_ref().and_then(|c| Stat::of(c.pid()));
+        let ticks = stat.map(|stat| stat.ticks);
         let before = std::mem::replace(&mut self.ticks, ticks);
         let limits = &package.manifest().limits;
         let works = before.is_none() || before != ticks;
@@ -271,9 +287,10 @@ impl Runner {
     /// wait. A stopped child computes nothing: it is ended. Its program is not charged for that.
     async fn watch_stopped(&mut self) {
         let Some(child) = &self.child else { return };
-        let ticks = leftovers::ticks(child.pid());
+        let stat = Stat::of(child.pid());
+        let ticks = stat.as_ref().map(|stat| stat.ticks);
         let before = std::mem::replace(&mut self.ticks, ticks);
-        if before.is_none() || before != ticks || !leftovers::is_stopped(child.pid()) {
+        if before.is_none() || before != ticks || !stat.is_some_and(|stat| stat.is_stopped()) {
             self.expect_to_run();
             return;
         }

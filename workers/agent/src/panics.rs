@@ -47,7 +47,8 @@ impl Held {
         let Self {
             execution, epoch, ..
         } = self;
-        tracing::info_span!("execution", %execution, epoch, node = %shared.node())
+        // Not within that of the runner whose end has started this one.
+        tracing::info_span!(parent: None, "execution", %execution, epoch, node = %shared.node())
     }
 
     /// Forgets the execution here: its runner has ended.

@@ -313,7 +313,7 @@ impl Runner {
         let Some(mut slot) = shared::spare_slot(&shared) else {
             return Err(NotTaken::NoSlot {
                 running: shared.running(),
-                slots: shared.options.slots,
+                slots: shared.slots(),
                 queued: shared.queued(),
             });
         };

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use fiec_kit::frames::Order;
 use fiec_kit::start::NotStarted;
 use fiec_schemas::ExecutionId;
+use fiec_schemas::hardware::StuckProcess;
 
 use crate::child_process::{Child, Key, Setting, Spawner};
 use crate::logs::Logs;
@@ -207,6 +208,7 @@ impl Pool {
         }
         child.idle_since = Instant::now();
         child.logs.idle();
+        child.link.idle();
         let mut idle = self.lock();
         let device = child.context.clone();
         idle.push_back(child);
@@ -255,6 +257,16 @@ impl Pool {
     pub fn contexts(&self, device: &str) -> usize {
         let holds = |c: &&Child| c.context.as_deref() == Some(device);
         self.lock().iter().filter(holds).count()
+    }
+
+    /// The processes of programs that SIGKILL does not end; at most 16.
+    pub fn stuck(&self) -> Vec<StuckProcess> {
+        self.spawner.stuck()
+    }
+
+    /// Slots that such processes cost.
+    pub fn lost_slots(&self) -> u32 {
+        self.spawner.lost_slots()
     }
 
     /// Ends all idle children.

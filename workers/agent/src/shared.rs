@@ -481,6 +481,13 @@ impl Shared {
         lock(&self.live)
     }
 
+    /// Number of executions that can compute at once: the node's slots, without those that processes
+    /// take which do not end.
+    pub fn slots(&self) -> u32 {
+        let lost = self.pool.lost_slots();
+        self.options.slots.saturating_sub(lost)
+    }
+
     /// Number of executions that compute.
     pub fn running(&self) -> u32 {
         self.running.load(Ordering::Acquire)
@@ -495,7 +502,7 @@ impl Shared {
     /// most one slot's share of the queue.
     pub fn take_alike(&self, most: usize, mut fits: impl FnMut(&Job) -> bool) -> VecDeque<Job> {
         let mut queue = lock(&self.queue);
-        let share = queue.len() / (self.options.slots.max(1) as usize);
+        let share = queue.len() / (self.slots().max(1) as usize);
         let mut taken = VecDeque::new();
         while taken.len() < most.min(share) && queue.front().is_some_and(&mut fits) {
             taken.extend(queue.pop_front());
@@ -617,7 +624,7 @@ pub fn start_now(shared: &Arc<Shared>, job: Job) {
 /// Takes a free slot, if no job waits for one.
 pub fn spare_slot(shared: &Arc<Shared>) -> Option<Slot> {
     let queue = lock(&shared.queue);
-    if !queue.is_empty() || shared.running() >= shared.options.slots {
+    if !queue.is_empty() || shared.running() >= shared.slots() {
         return None;
     }
     shared.running.fetch_add(1, Ordering::AcqRel);
@@ -635,10 +642,11 @@ pub fn give_back(shared: &Arc<Shared>, jobs: VecDeque<Job>) {
     dispatch(shared);
 }
 
-fn dispatch(shared: &Arc<Shared>) {
+/// Starts jobs of the queue while slots are free.
+pub fn dispatch(shared: &Arc<Shared>) {
     loop {
         let mut queue = lock(&shared.queue);
-        if shared.running() >= shared.options.slots {
+        if shared.running() >= shared.slots() {
             return;
         }
         let Some(job) = queue.pop_front() else { return };

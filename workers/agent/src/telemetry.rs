@@ -206,11 +206,12 @@ async fn send(shared: &Shared, count: u64, now: Timestamp, readings: &[Reading],
         clock: shared.broker.clock().reading(),
         readings: readings.to_vec(),
         draining: shared.is_draining() || leaving,
-        slots: shared.options.slots,
+        slots: shared.slots(),
         running_count: shared.running(),
         queued_count: u32::try_from(shared.queued()).unwrap_or(u32::MAX),
         running: shared.progress(),
         arriving: shared.fetches.list(),
+        stuck: shared.pool.stuck(),
     };
     let body = match serde_json::to_vec(&vector) {
         Ok(body) => body,
@@ -232,6 +233,10 @@ async fn send(shared: &Shared, count: u64, now: Timestamp, readings: &[Reading],
         }
         Err(error) => tracing::debug!(%error, "cannot publish telemetry"),
     }
+    shared
+        .metrics
+        .lost_slots
+        .set(shared.pool.lost_slots().into());
     shared.metrics.running.set(shared.running().into());
     let oldest = i64::try_from(shared.oldest_uncommitted().as_secs());
     shared

@@ -60,6 +60,7 @@ pub fn child_main_with(devices: Arc<dyn Devices>) -> ExitCode {
         eprintln!("fiec child: descriptor {fd} of {SOCKET_ENV} is no socket: {error}");
         return ExitCode::from(2);
     }
+    let _ = rustix::thread::set_name(c"fiec-child");
     foreign::own_orphans();
     let watched = socket.try_clone().and_then(foreign::end_with_socket);
     if let Err(error) = watched {
@@ -136,7 +137,12 @@ pub fn serve(socket: UnixStream, inputs: Inputs) -> Result<(), FrameError> {
                 let error = child.heat(&device).err();
                 child.writer.report(&Report::Prepared { error }, &[])?;
             }
-            Order::Run(run) => child.run(&run, body)?,
+            Order::Run(run) => {
+                child.run(&run, body)?;
+                if foreign::serves_no_more() {
+                    return Ok(());
+                }
+            }
             Order::Yield(order) if order.at.is_some() => child.ahead = Some(order),
             // These orders crossed the end of their run on the way.
             Order::Yield(_)

@@ -112,7 +112,8 @@ struct Group {
     dir: PathBuf,
     usage: KernelFile,
     stat: KernelFile,
-    inactive_key: &'static str,
+    /// Pages of files, which the kernel can drop.
+    cache_keys: [&'static str; 2],
     limit: u64,
 }
 
@@ -123,9 +124,9 @@ impl Group {
             dir: dir.to_owned(),
             usage: KernelFile::new(dir.join(version.usage_file())),
             stat: KernelFile::new(dir.join("memory.stat")),
-            inactive_key: match version {
-                Version::V1 => "total_inactive_file ",
-                Version::V2 => "inactive_file ",
+            cache_keys: match version {
+                Version::V1 => ["total_inactive_file ", "total_active_file "],
+                Version::V2 => ["inactive_file ", "active_file "],
             },
             limit,
         }
@@ -139,13 +140,21 @@ impl Group {
         if usage as f64 / self.limit as f64 <= floor {
             return Ok(None);
         }
-        Ok(Some(usage.saturating_sub(self.inactive()?)))
+        Ok(Some(usage.saturating_sub(self.cache()?)))
     }
 
-    fn inactive(&mut self) -> io::Result<u64> {
-        let key = self.inactive_key;
-        field(self.stat.read()?, key)
-            .ok_or_else(|| invalid(format!("no {key}in {}", self.stat.path().display())))
+    /// Bytes of file pages. A file that is read twice is active: the kernel drops it later, but drops
+    /// it. What holds a file in memory for good, such as a tmpfs, counts elsewhere.
+    fn cache(&mut self) -> io::Result<u64> {
+        let [inactive, active] = self.cache_keys;
+        let text = self.stat.read()?;
+        let sum = field(text, inactive)
+            .zip(field(text, active))
+            .map(|(inactive, active)| inactive.saturating_add(active));
+        sum.ok_or_else(|| {
+            let file = self.stat.path().display();
+            invalid(format!("no {inactive}or {active}in {file}"))
+        })
     }
 
     fn tightest(&self, used: u64) -> Tightest {
@@ -172,7 +181,7 @@ enum Held {
     },
 }
 
-/// M = max of 1 − MemAvailable/MemTotal and, over enclosing cgroups, (usage − inactive file)/limit.
+/// M = max of 1 − MemAvailable/MemTotal and, over enclosing cgroups, (usage − file pages)/limit.
 /// With a declared budget: the process tree's anonymous memory and swap, divided by the budget.
 pub struct MemoryProbe {
     held: Held,
@@ -238,7 +247,7 @@ impl MemoryProbe {
                 version: group.version,
                 dir: group.dir.clone(),
                 limit: group.limit,
-                inactive: group.inactive().ok()?,
+                cache: group.cache().ok()?,
             })
         };
         groups.iter_mut().filter_map(level).collect()
@@ -426,17 +435,21 @@ fn refresh(groups: &mut Vec<Group>, version: Version, dir: &Path) {
 mod tests {
     use super::*;
 
-    /// Makes a tree of cgroup v2 as files: usage, inactive file and limit of the inner and outer
-    /// group.
+    /// Makes a tree of cgroup v2 as files: usage, file pages and limit of the inner and outer group.
     fn fake_v2(inner: (u64, u64, &str), outer: (u64, u64, &str)) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("inner")).unwrap();
-        for (at, (usage, inactive, max)) in [("inner", inner), (".", outer)] {
+        for (at, (usage, cache, max)) in [("inner", inner), (".", outer)] {
             let at = dir.path().join(at);
             fs::write(at.join("cgroup.procs"), "").unwrap();
             fs::write(at.join("memory.current"), format!("{usage}\n")).unwrap();
             fs::write(at.join("memory.max"), format!("{max}\n")).unwrap();
-            let stat = format!("anon 1\ninactive_anon 9\ninactive_file {inactive}\n");
+            // A file that is read twice is active.
+            let active = cache - cache / 3;
+            let stat = format!(
+                "anon 1\ninactive_anon 9\nactive_file {active}\ninactive_file {}\n",
+                cache / 3
+            );
             fs::write(at.join("memory.stat"), stat).unwrap();
         }
         dir
@@ -448,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tightest_enclosing_cgroup_is_reported_less_its_inactive_file() {
+    fn the_tightest_enclosing_cgroup_is_reported_less_its_page_cache() {
         let outer_is_tighter = fake_v2((980, 30, "1000"), (4990, 0, "5000"));
         let r = read_inner(outer_is_tighter.path());
         assert_eq!((r.value, r.limit), (Some(0.998), Some(5000.0)));

@@ -21,7 +21,7 @@ struct Node {
     once: Once,
 }
 
-/// (total − free − inactive file pages) / total of each memory node, as parts `numa:<n>`. A machine
+/// (total − free − file pages) / total of each memory node, as parts `numa:<n>`. A machine
 /// with one memory node has no such parts: that is M of the host.
 pub struct NumaProbe {
     nodes: Vec<Node>,
@@ -92,7 +92,8 @@ impl Probe for NumaProbe {
                         .ok_or_else(|| invalid(format!("no {key}")))
                 };
                 let total = bytes("MemTotal")?;
-                let free = bytes("MemFree")? + bytes("Inactive(file)")?;
+                let cache = bytes("Inactive(file)")? + bytes("Active(file)")?;
+                let free = bytes("MemFree")? + cache;
                 Ok(((total - free).max(0.0), total))
             });
             out.push(match level {
@@ -137,7 +138,10 @@ mod tests {
         node(dir.path(), 3, 0, 0, "4-7");
         let out = read(dir.path());
         let [a, b] = &out[..] else { panic!("{out:?}") };
-        assert_eq!((a.device.as_deref(), a.value), (Some("numa:0"), Some(0.5)));
+        assert_eq!(
+            (a.device.as_deref(), a.value),
+            (Some("numa:0"), Some(0.491))
+        );
         assert_eq!((b.device.as_deref(), b.value), (Some("numa:2"), Some(0.0)));
         assert!(a.is_part() && b.source.contains("CXL") && !a.source.contains("CXL"));
         assert_eq!(a.limit, Some(1000.0 * 1024.0));

@@ -44,13 +44,13 @@ pub struct GroupLevel {
     pub dir: PathBuf,
     /// Its limit in bytes.
     pub limit: u64,
-    /// File pages in it that the kernel reclaims first. They do not count as used.
-    pub inactive: u64,
+    /// File pages in it, which the kernel can drop. They do not count as used.
+    pub cache: u64,
 }
 
 /// Returns the gross usage at which used memory reaches this share of the limit.
 fn gross_at(group: &GroupLevel, share: f64) -> u64 {
-    (group.limit as f64 * share) as u64 + group.inactive
+    (group.limit as f64 * share) as u64 + group.cache
 }
 
 /// Gross usage close to the limit does not mean pressure: the kernel reclaims file pages first.
@@ -230,7 +230,7 @@ mod tests {
             version: Version::V1,
             dir: dir.path().to_owned(),
             limit: 1000,
-            inactive: 0,
+            cache: 0,
         };
         let mut watch = PressureWatch::start(Wake::default());
         for share in [0.5, 0.6] {
@@ -249,7 +249,7 @@ mod tests {
             version: Version::V1,
             dir: "/x".into(),
             limit: 1000,
-            inactive: 50,
+            cache: 50,
         };
         assert_eq!(gross_at(&group, 0.9), 950);
     }

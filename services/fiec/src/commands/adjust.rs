@@ -22,6 +22,13 @@ use crate::exit::Outcome;
 pub struct AdjustArgs {
     #[command(flatten)]
     pub execution: ExecutionArgs,
+    #[command(flatten)]
+    pub changes: ChangeArgs,
+}
+
+/// What can be changed of an execution.
+#[derive(Debug, Args)]
+pub struct ChangeArgs {
     /// Priority from -100 to 100; a higher one is served first
     #[arg(long, allow_hyphen_values = true, value_parser = clap::value_parser!(i16).range(-100..=100))]
     pub priority: Option<i16>,
@@ -41,6 +48,25 @@ pub struct AdjustArgs {
     /// Device memory that it needs
     #[arg(long, value_parser = parse_bytes)]
     pub device_memory: Option<u64>,
+}
+
+impl ChangeArgs {
+    /// The change, if there is one.
+    pub fn change(self) -> Option<Adjustment> {
+        let mut deadline = self.deadline;
+        if let Some(deadline) = deadline.as_mut().filter(|_| self.fail_late) {
+            deadline.on_miss = OnMiss::Fail;
+        }
+        let change = Adjustment {
+            priority: self.priority,
+            deadline,
+            viability: self.threshold.into_iter().collect(),
+            memory_bytes: self.memory,
+            device_memory_bytes: self.device_memory,
+            ..Adjustment::default()
+        };
+        Some(change).filter(|change| !change.is_empty())
+    }
 }
 
 /// Let an execution and its parts run on these nodes only; it moves if it runs on another one
@@ -112,22 +138,10 @@ pub(crate) fn parse_span(text: &str) -> Result<Duration, String> {
 /// # Errors
 /// If there is no change, or no policy service answers.
 pub async fn adjust(args: AdjustArgs, global: &Global) -> anyhow::Result<Outcome> {
-    let mut deadline = args.deadline;
-    if let Some(deadline) = deadline.as_mut().filter(|_| args.fail_late) {
-        deadline.on_miss = OnMiss::Fail;
-    }
-    let change = Adjustment {
-        priority: args.priority,
-        deadline,
-        viability: args.threshold.into_iter().collect(),
-        memory_bytes: args.memory,
-        device_memory_bytes: args.device_memory,
-        ..Adjustment::default()
-    };
-    if change.is_empty() {
+    let Some(change) = args.changes.change() else {
         eprintln!("nothing is to change: give --priority, --threshold, --deadline or --memory");
         return Ok(Outcome::BadInput);
-    }
+    };
     send(&args.execution, change, global).await
 }
 

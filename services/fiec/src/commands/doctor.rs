@@ -158,13 +158,15 @@ async fn broker(url: &Secret) -> (Vec<Check>, Option<BrokerClock>) {
         // The checks above say that the broker does not answer.
         Err(error) => Check::bad("copies", Status::Warning, error.to_string(), ""),
     });
-    let mut far = Vec::new();
+    let (mut far, mut amiss) = (Vec::new(), Vec::new());
     checks.push(match client::nodes(&broker).await {
         Ok(reply) => {
             far.extend(
                 nodes::far_clocks(&reply.nodes)
                     .map(|(node, words)| format!("the clock of {node} is {words}")),
             );
+            let unwell = nodes::set_aside(&reply.nodes).chain(nodes::stuck(&reply.nodes));
+            amiss.extend(unwell.map(|(node, words)| format!("{node}: {words}")));
             let viable = reply
                 .nodes
                 .iter()

@@ -111,6 +111,9 @@ pub async fn list(args: &ListArgs, global: &Global) -> anyhow::Result<Outcome> {
     for (node, words) in set_aside(&reply.nodes) {
         println!("{node}: {words}");
     }
+    for (node, words) in stuck(&reply.nodes) {
+        println!("{node}: {words}");
+    }
     for (node, words) in far_clocks(&reply.nodes) {
         println!("{node}: its clock is {words}: set it (NTP)");
     }
@@ -125,6 +128,14 @@ pub fn set_aside(nodes: &[NodeStatus]) -> impl Iterator<Item = (&NodeId, String)
             let words = format!("set aside for {program}: {}", aside.reason);
             (&node.descriptor.node, words)
         })
+    })
+}
+
+/// Processes of programs that do not end, with their nodes.
+pub fn stuck(nodes: &[NodeStatus]) -> impl Iterator<Item = (&NodeId, String)> {
+    nodes.iter().flat_map(|node| {
+        let stuck = node.vector.iter().flat_map(|v| &v.stuck);
+        stuck.map(|process| (&node.descriptor.node, process.in_words()))
     })
 }
 

@@ -4,12 +4,15 @@ use clap::Args;
 use fiec_schemas::BoundaryIndex;
 use fiec_schemas::messages::{BatchVerb, ExecutionRequest, ExecutionVerb};
 
+use super::adjust::ChangeArgs;
 use super::batch;
 use crate::client;
 use crate::context::{Global, TenantArg, who};
 use crate::exit::Outcome;
 
 /// Start executions again that failed, are held or were cancelled, from their last commit
+///
+/// They can go on with other settings, such as more memory or a later deadline.
 #[derive(Debug, Args)]
 pub struct RetryArgs {
     /// Execution ids, or the ids that the client gave
@@ -25,6 +28,8 @@ pub struct RetryArgs {
     #[arg(long, conflicts_with = "batch", value_name = "N")]
     from_boundary: Option<BoundaryIndex>,
     #[command(flatten)]
+    changes: ChangeArgs,
+    #[command(flatten)]
     tenant: TenantArg,
 }
 
@@ -35,7 +40,12 @@ pub struct RetryArgs {
 pub async fn run(args: RetryArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("retry").await?;
     let tenant = &args.tenant.tenant;
+    let change = args.changes.change();
     if let Some(name) = &args.batch {
+        if change.is_some() {
+            eprintln!("--batch: changes are made of single executions; name their ids");
+            return Ok(Outcome::BadInput);
+        }
         let about = batch::About {
             verb: BatchVerb::Retry,
             tenant,
@@ -50,6 +60,7 @@ pub async fn run(args: RetryArgs, global: &Global) -> anyhow::Result<Outcome> {
             id,
             who: who(),
             from_boundary: args.from_boundary,
+            change: change.clone(),
             ..ExecutionRequest::default()
         };
         let reply = client::ask(&broker, ExecutionVerb::Retry, tenant, &request).await?;

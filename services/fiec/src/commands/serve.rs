@@ -283,6 +283,7 @@ pub async fn worker(args: WorkerArgs, global: &Global) -> anyhow::Result<Outcome
     }
     options.input_dirs = args.input_dir;
     options.secret_dir = args.secret_dir;
+    options.adopts_orphans = true;
     options.launch = Rules {
         environment: Environment::Passed(args.pass_env),
         processes: args.max_processes,

@@ -178,9 +178,12 @@ impl Node {
                         .find_map(|l| l.strip_prefix(name)?.trim().parse::<u64>().ok())
                 };
                 let stat = read(stat)?;
-                let cache = field(&stat, "total_inactive_file ")
-                    .or_else(|| field(&stat, "inactive_file "))
-                    .unwrap_or(0);
+                let pages = |v1: &str, v2: &str| {
+                    let found = field(&stat, v1).or_else(|| field(&stat, v2));
+                    found.unwrap_or(0)
+                };
+                let cache = pages("total_inactive_file ", "inactive_file ")
+                    + pages("total_active_file ", "active_file ");
                 Ok((all.saturating_sub(cache), all))
             }
         }

@@ -64,7 +64,10 @@ fn change_of(about: &About) -> Option<Change> {
         BatchVerb::Cancel => Some(Change::Cancel),
         BatchVerb::Pause => Some(Change::Pause),
         BatchVerb::Resume => Some(Change::Resume),
-        BatchVerb::Retry => Some(Change::Retry { from: None }),
+        BatchVerb::Retry => Some(Change::Retry {
+            from: None,
+            with: None,
+        }),
     }
 }
 

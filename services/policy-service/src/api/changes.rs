@@ -45,6 +45,8 @@ pub(super) enum Change {
     Retry {
         /// The boundary to start from. None: the last committed one.
         from: Option<BoundaryIndex>,
+        /// What it goes on with: more memory perhaps, or a later deadline.
+        with: Option<Adjustment>,
     },
 }
 
@@ -157,8 +159,8 @@ impl Api {
             let phase = entry.message.state.phase.clone();
             let now = self.effects.broker.now();
             let events = match (change, &phase) {
-                (Change::Retry { from }, _) => {
-                    self.retry_events(asked, *from, &entry.message.state)
+                (Change::Retry { from, with }, _) => {
+                    self.retry_events(asked, *from, with.as_ref(), &entry.message.state)
                         .await?
                 }
                 // Its node was silent, and has done it all the same.

@@ -19,8 +19,9 @@ pub(super) fn why(message: &LedgerMessage, name: &str) -> Why {
     let whose = kind.map_or_else(String::new, |kind| format!("; {}", whose(kind.owner())));
     let mut would_help: Vec<String> = fault.and_then(would_help).into_iter().collect();
     if state.phase.kind().can_be_retried() {
+        let then = if would_help.is_empty() { "" } else { "then " };
         would_help.push(format!(
-            "then `fiec retry {name}`: it goes on from its last commit"
+            "{then}`fiec retry {name}`: it goes on from its last commit"
         ));
     }
     Why {
@@ -84,10 +85,13 @@ fn would_help(fault: &Fault) -> Option<String> {
             "a version of the package whose `entry` is one of its files, with execute permission"
                 .to_owned()
         }
-        Fault::Limit => "a higher limit in the program's manifest".to_owned(),
+        Fault::Limit => "more of what the reason names: a higher limit in the program's manifest, \
+                         or more memory (`fiec retry --memory`)"
+            .to_owned(),
         Fault::OutOfMemory { limit_bytes, .. } => format!(
-            "a node with more memory than {limit_bytes} bytes (`requires.memory_bytes`; of one that \
-             is held `fiec adjust --memory`), or fewer slots on the node, which share it"
+            "a node with more memory than {} MiB (`fiec retry --memory`, and `requires.memory_bytes` \
+             in new submissions), or fewer slots on the node, which share it",
+            limit_bytes.div_ceil(1 << 20)
         ),
         Fault::DataLost => "an earlier boundary (`fiec retry --from-boundary`)".to_owned(),
         Fault::Dependency { id } | Fault::Part { id } => {

@@ -23,6 +23,14 @@ const NEWBORN: Duration = Duration::from_millis(300);
 /// Longest wait for a node before the asker gets an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// Checks what is to change of an execution.
+fn check(change: &Adjustment) -> Result<(), FieldError> {
+    change.check().map_err(|error| {
+        let field = format!("change.{}", error.field);
+        FieldError::new(field, error.reason)
+    })
+}
+
 /// Checks a grant for a running execution. Only its node knows whether the resources are free.
 fn check_grant(grant: &Grant) -> Result<(), FieldError> {
     if *grant == Grant::default() {
@@ -83,6 +91,7 @@ impl Api {
             ExecutionVerb::Resume => Change::Resume,
             ExecutionVerb::Retry => Change::Retry {
                 from: request.from_boundary,
+                with: request.change,
             },
         };
         let foreseen = match &change {
@@ -97,7 +106,8 @@ impl Api {
             sight: &sight,
             name: Some(&request.id),
         };
-        if let Change::Retry { .. } = &change {
+        if let Change::Retry { with, .. } = &change {
+            with.as_ref().map_or(Ok(()), check)?;
             return self.retry(asked, entry).await;
         }
         let mut changed = self.change(asked, entry).await?;
@@ -209,10 +219,7 @@ impl Api {
 
     /// Effect of an adjustment, as the end of a sentence.
     async fn foresee(&self, id: ExecutionId, change: &Adjustment) -> Answered<String> {
-        change.check().map_err(|error| {
-            let field = format!("change.{}", error.field);
-            FieldError::new(field, error.reason)
-        })?;
+        check(change)?;
         let told = Box::new(change.clone());
         let foreseen = self.ask(|reply| Ask::Foresee(id, told, reply)).await?;
         Ok(match foreseen {

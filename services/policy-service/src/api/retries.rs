@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use fiec_broker::{AppendError, BrokerError, Entry, chunk_list, feed, store};
 use fiec_schemas::messages::ApiReply;
-use fiec_schemas::scheduling::OnMiss;
+use fiec_schemas::scheduling::{Adjustment, OnMiss};
 use fiec_schemas::{
     BoundaryIndex, Cause, Event, ExecutionId, ExecutionState, Fault, LedgerMessage, Sequence,
     StatePlace, Tenant, subjects,
@@ -81,6 +81,7 @@ impl Api {
         &self,
         asked: Asked<'_>,
         from: Option<BoundaryIndex>,
+        with: Option<&Adjustment>,
         state: &ExecutionState,
     ) -> Answered<Vec<Event>> {
         let cannot = |why| Refusal::CannotRetry {
@@ -103,8 +104,11 @@ impl Api {
             }
             Err(error) => return Err(error.into()),
         };
-        let adjusted = state.adjusted.as_ref().and_then(|change| change.deadline);
-        let deadline = adjusted.or(spec.deadline);
+        let adjusted = [with, state.adjusted.as_deref()];
+        let mut adjusted = adjusted.into_iter().flatten();
+        let deadline = adjusted
+            .find_map(|change| change.deadline)
+            .or(spec.deadline);
         let deadline = deadline.filter(|deadline| deadline.on_miss == OnMiss::Fail);
         if let Some(at) = deadline.map(|deadline| deadline.moment(state.submitted_at))
             && at <= self.effects.broker.now()
@@ -127,8 +131,11 @@ impl Api {
             },
         };
         if to.as_ref() != last {
-            let cause = Cause::Operator { who };
+            let cause = Cause::Operator { who: who.clone() };
             events.push(Event::SteppedBack { to, cause });
+        }
+        if let Some(change) = with.cloned() {
+            events.push(Event::Adjusted { who, change });
         }
         Ok(events)
     }
@@ -190,7 +197,10 @@ impl Api {
         let Some(mut waited) = self.waited_in_vain(asked.tenant).await? else {
             return Ok(None);
         };
-        let change = Change::Retry { from: None };
+        let change = Change::Retry {
+            from: None,
+            with: None,
+        };
         let asked = Asked {
             change: &change,
             name: None,

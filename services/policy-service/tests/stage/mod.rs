@@ -441,6 +441,7 @@ async fn speak(broker: Broker, node: NodeId, instance: InstanceId, slots: u32) {
             queued_count: 0,
             running: vec![],
             arriving: vec![],
+            stuck: Vec::new(),
         };
         let payload = serde_json::to_vec(&vector).unwrap();
         let _ = broker

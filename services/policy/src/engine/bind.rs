@@ -447,12 +447,14 @@ impl Policy {
         let state_bytes = e.state_bytes;
         let resent = e.extra.as_ref().map_or(0, |x| x.resent);
         let node = self.cluster.node(ix);
-        let busy = node
-            .vector
-            .as_ref()
-            .is_some_and(|v| v.queued_count > 0 || (v.slots > 0 && v.running_count >= v.slots))
-            || node.started >= node.slots();
-        let stuck = node.slots() > 0 && node.long >= node.slots();
+        let has_slots = node.slots() > 0;
+        let busy = has_slots
+            && (node
+                .vector
+                .as_ref()
+                .is_some_and(|v| v.queued_count > 0 || v.running_count >= v.slots)
+                || node.started >= node.slots());
+        let stuck = has_slots && node.long >= node.slots();
         let again = now.mono.plus(self.balance_check());
         if stuck && waited >= self.config.balance_ms {
             match self.rebind(now, id, Cause::Balance, Some(ix), out) {

@@ -4,14 +4,19 @@ use fiec_schemas::messages::{ControlRequest, Record, VerificationOutcome};
 use fiec_schemas::package::is_built_in;
 use fiec_schemas::substrate::HOST;
 use fiec_schemas::trust::{Proof, Verdict, VerifiedUpTo};
-use fiec_schemas::{Contract, Event, ExecutionId, NodeId, StatePlace};
+use fiec_schemas::{Contract, Event, ExecutionId, Fault, NodeId, StatePlace};
 
 use super::{Action, Policy};
 use crate::cluster::{NodeIx, Stage};
 use crate::time::Now;
+use crate::verify::Claim;
 
 /// Most verifiers that an event names.
 const VERIFIERS_LIMIT: usize = 16;
+
+/// How often a claim may have three different ends before that is the program's fault. The nodes' canaries
+/// run between.
+const BABELS_LIMIT: u8 = 3;
 
 /// Result of the comparisons of a claim.
 enum Outcome {
@@ -200,6 +205,7 @@ impl Policy {
                 record(names, VerificationOutcome::Undecided, note.clone());
                 check.trial = None;
                 check.failed(now.mono, retry, note);
+                check.babels = check.babels.saturating_add(1);
                 for ix in claim.node.into_iter().chain(others) {
                     self.ask_for_proof(ix, out);
                 }
@@ -236,6 +242,41 @@ impl Policy {
         if done {
             self.finish(now, id, out);
         }
+    }
+
+    /// Ends an execution that nobody can compute twice with the same bits, once everything of it was
+    /// computed. While it computes, its nodes may yet be found to be at fault.
+    pub(super) fn gives_up_comparing(&mut self, id: ExecutionId, out: &mut Vec<Action>) -> bool {
+        let (Some(check), Some(e)) = (self.checks.get(&id), self.cluster.execution(id)) else {
+            return false;
+        };
+        if check.babels < BABELS_LIMIT || e.stage != Stage::Verifying || e.is_appending() {
+            return false;
+        }
+        let Some((from, to)) = check.claims.front().map(Claim::ends) else {
+            return false;
+        };
+        let reason = format!(
+            "boundaries {from} to {to} had three different ends in {} rounds, on nodes whose canaries \
+             pass: the bits of the program depend on the node, or on chance; `fiec check` tells where",
+            check.babels
+        );
+        out.push(Action::Append {
+            execution: id,
+            tenant: e.tenant.clone(),
+            expected: e.seq,
+            events: vec![Event::Failed {
+                reason,
+                stderr: String::new(),
+                fault: Some(Box::new(Fault::WrongAnswer)),
+            }],
+            ticket: None,
+        });
+        if let Some(e) = self.cluster.execution_mut(id) {
+            e.begin_append();
+        }
+        self.drop_kept(id, out);
+        true
     }
 
     /// Removes the kept σ: the execution has ended, or ends with the next append, and is not

@@ -174,6 +174,9 @@ impl Policy {
                 continue;
             }
             let asked = check.trial.as_ref().is_some_and(|t| t.asked.is_some());
+            if self.gives_up_comparing(id, out) {
+                continue;
+            }
             // Waiting executions go before verification.
             if asked || open >= self.config.verify_at_once || !self.waiting.is_empty() {
                 continue;

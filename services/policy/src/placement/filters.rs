@@ -371,6 +371,8 @@ fn viable<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
 }
 
 fn capacity<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
+    // Without its descriptor nobody knows its slots, and what it lacks is to join.
+    v.node.descriptor.as_ref()?;
     let held = v.others();
     // A device has no queue: every execution on it computes.
     let limit = if v.ask.free_slot || v.at.is_some() {

@@ -470,6 +470,7 @@ impl World {
                 queued_count: 0,
                 running: vec![],
                 arriving: self.arriving.get(&i).cloned().unwrap_or_default(),
+                stuck: Vec::new(),
             };
             self.step(Input::Vector(vector, 0));
         }

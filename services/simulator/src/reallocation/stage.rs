@@ -202,6 +202,7 @@ impl Stage {
                 queued_count: 0,
                 running: vec![],
                 arriving: vec![],
+                stuck: Vec::new(),
             };
             self.step(Input::Vector(vector, 0));
         }

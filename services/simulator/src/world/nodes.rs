@@ -190,6 +190,7 @@ impl<D: Decide> World<'_, D> {
             queued_count: u32::from(word.queued),
             running: Vec::new(),
             arriving: Vec::new(),
+            stuck: Vec::new(),
         };
         self.tally.vectors += 1;
         let age_ms = (self.now - word.sent) / 1_000;

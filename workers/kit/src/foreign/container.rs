@@ -41,6 +41,20 @@ fn memory_of_the_machine() -> u64 {
     memory.totalram.saturating_mul(memory.mem_unit.into())
 }
 
+/// Bytes of memory that a container of this grant may use.
+pub(super) fn memory_of(grant: &Grant) -> u64 {
+    grant.memory_bytes.unwrap_or_else(memory_of_the_machine)
+}
+
+/// Processes that the kernel has ended for want of memory, in all containers and elsewhere. An engine
+/// says of an ended container only that SIGKILL ended it.
+pub(super) fn memory_kills() -> u64 {
+    let text = std::fs::read_to_string("/proc/vmstat").unwrap_or_default();
+    let mut lines = text.lines();
+    let count = lines.find_map(|line| line.strip_prefix("oom_kill "));
+    count.and_then(|count| count.parse().ok()).unwrap_or(0)
+}
+
 /// A container engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -245,8 +259,7 @@ impl Engine {
         }
         let walls = self.walls(call.user);
         add(&walls.iter().map(String::as_str).collect::<Vec<_>>());
-        let granted = call.grant.memory_bytes;
-        let memory = granted.unwrap_or_else(memory_of_the_machine);
+        let memory = memory_of(call.grant);
         let bytes = memory.to_string();
         // Without more of it in swap.
         add(&["--memory", &bytes, "--memory-swap", &bytes]);

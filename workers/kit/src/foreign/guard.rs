@@ -12,11 +12,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
+use super::process::DIES_WITHIN;
 use crate::launch::children;
 
 /// A shell that keeps the last line of its input and executes it when the input ends.
@@ -25,10 +26,11 @@ const EXECUTOR: &str =
 
 /// Time for a process without an agent to end itself.
 const ENDS_ITSELF: Duration = Duration::from_millis(200);
-/// Most rounds of the search for orphans of orphans.
-const ROUNDS: usize = 100;
+/// Between two rounds of the search for orphans of orphans.
+const ROUND: Duration = Duration::from_millis(1);
 
 static OWNS_ORPHANS: AtomicBool = AtomicBool::new(false);
+static SERVES_NO_MORE: AtomicBool = AtomicBool::new(false);
 static GUARDS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
 /// Declares that every process that becomes a child of this one belongs to its program. Only for
@@ -77,23 +79,45 @@ fn orphans() -> Vec<Pid> {
         .collect()
 }
 
-/// Ends the processes that a program left behind. Called after its own processes were reaped.
+/// Whether this process is to end after its present run, since a process of its program does not.
+pub fn serves_no_more() -> bool {
+    SERVES_NO_MORE.load(Ordering::Relaxed)
+}
+
+/// Lets this process end after its present run.
+pub fn serve_no_more() {
+    SERVES_NO_MORE.store(true, Ordering::Relaxed);
+}
+
+/// Ends the processes that a program left behind. Called after its own processes were reaped. One
+/// that does not end is left to the agent, with this process.
 pub fn end_orphans() {
     if !OWNS_ORPHANS.load(Ordering::Relaxed) {
         return;
     }
-    for _ in 0..ROUNDS {
+    let until = Instant::now() + DIES_WITHIN;
+    loop {
         let orphans = orphans();
         if orphans.is_empty() {
             return;
         }
+        if Instant::now() >= until {
+            break;
+        }
+        let mut dying = 0;
         for orphan in orphans {
             // Fails if it has ended meanwhile. It is reaped all the same.
             let _ = kill_process(orphan, Signal::KILL);
-            let _ = waitpid(Some(orphan), WaitOptions::empty());
+            if matches!(waitpid(Some(orphan), WaitOptions::NOHANG), Ok(None)) {
+                dying += 1;
+            }
+        }
+        if dying > 0 {
+            thread::sleep(ROUND);
         }
     }
-    eprintln!("fiec child: the program keeps leaving processes behind");
+    eprintln!("fiec child: the program left processes that do not end");
+    serve_no_more();
 }
 
 /// Executes a shell line after the end of this process.

@@ -173,7 +173,7 @@ impl JsonLines {
                 }
             }
             if gone {
-                let status = talk.process.end().map_err(ProgramError::transient)?;
+                let status = talk.process.end()?;
                 if let Some(ending) = patience.ending() {
                     return Err(ending.into_error());
                 }

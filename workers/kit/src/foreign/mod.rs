@@ -26,7 +26,7 @@ pub use crate::frames::Package;
 use crate::program::{Inputs, ProgramError};
 use crate::programs::Instance;
 use crate::room::Room;
-pub use guard::{end_with_socket, own_orphans};
+pub use guard::{end_with_socket, own_orphans, serves_no_more};
 
 /// Largest result in bytes, as JSON. A larger one must be an output.
 pub const RESULT_LIMIT: u64 = fiec_schemas::limits::RESULT_LIMIT as u64;

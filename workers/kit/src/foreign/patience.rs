@@ -6,7 +6,7 @@ use fiec_schemas::BoundaryIndex;
 use fiec_schemas::package::OnSilence;
 
 use super::Package;
-use super::process::Process;
+use super::process::{DIES_WITHIN, Process};
 use crate::port::{Wanted, Wishes};
 use crate::program::{Capsule, ProgramError};
 
@@ -47,7 +47,7 @@ pub struct Patience<'a> {
     yield_cause: Option<String>,
     is_yield_told: bool,
     ending: Option<(Ending, Instant)>,
-    killed: bool,
+    killed: Option<Instant>,
     /// A time that the caller waits for, beside the clocks here.
     other: Option<Instant>,
 }
@@ -66,7 +66,7 @@ impl<'a> Patience<'a> {
             yield_cause: None,
             is_yield_told: false,
             ending: None,
-            killed: false,
+            killed: None,
             other: None,
         }
     }
@@ -136,10 +136,17 @@ impl<'a> Patience<'a> {
         }
         if let Some((_, at)) = &self.ending
             && now >= *at
-            && !self.killed
         {
-            self.killed = true;
-            process.kill();
+            match self.killed {
+                None => {
+                    self.killed = Some(now);
+                    process.kill();
+                }
+                Some(since) if now.saturating_duration_since(since) >= DIES_WITHIN => {
+                    return Err(process.does_not_end());
+                }
+                Some(_) => {}
+            }
         }
         Ok(())
     }
@@ -181,9 +188,8 @@ impl<'a> Patience<'a> {
     /// Returns the time until a clock is due.
     pub fn wait(&self) -> Duration {
         let now = Instant::now();
-        let killing = (!self.killed)
-            .then_some(self.ending.as_ref().map(|(_, at)| *at))
-            .flatten();
+        let ending = self.ending.as_ref().map(|(_, at)| *at);
+        let killing = self.killed.map(|at| at + DIES_WITHIN).or(ending);
         let other = self.other.filter(|at| *at > now);
         [self.limit, self.deadline.map(|(at, _)| at), killing, other]
             .into_iter()

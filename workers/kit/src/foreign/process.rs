@@ -5,13 +5,35 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::time::Duration;
 
+use fiec_schemas::Fault;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 use super::guard;
 use crate::launch::{self, Kind, Rules};
 use crate::program::ProgramError;
 use crate::start::NotStarted;
+
+/// A process that SIGKILL has not ended after this time is the kernel's: frozen, or in a call that
+/// does not return.
+pub const DIES_WITHIN: Duration = Duration::from_secs(2);
+
+/// Longest wait for a container engine that is to end a container.
+const ENGINE_ENDS_WITHIN: Duration = Duration::from_secs(10);
+
+/// How a process ended, if it has within this time.
+fn status_within(child: &mut Child, within: Duration) -> io::Result<Option<ExitStatus>> {
+    if let Some(status) = child.try_wait()? {
+        return Ok(Some(status));
+    }
+    let fd = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
+    let within = Timespec::try_from(within).map_err(io::Error::other)?;
+    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+    while matches!(poll(&mut fds, Some(&within)), Err(rustix::io::Errno::INTR)) {}
+    child.try_wait()
+}
 
 /// A running process, the leader of its group.
 pub struct Process {
@@ -34,10 +56,13 @@ impl Process {
         folder: Option<&Path>,
         ender: Option<Vec<String>>,
     ) -> Result<Self, ProgramError> {
-        command.stdin(Stdio::null()).process_group(0);
+        command.stdin(Stdio::null());
         let kind = match ender {
             // A container engine.
-            Some(_) => Kind::Engine,
+            Some(_) => {
+                command.process_group(0);
+                Kind::Engine
+            }
             None => Kind::Program,
         };
         let child = launch::spawn(&mut command, rules, kind, None).map_err(|error| {
@@ -89,14 +114,16 @@ impl Process {
     /// Kills the group.
     pub fn kill(&self) {
         if let Some([program, arguments @ ..]) = self.ender.as_deref() {
-            let ended = Command::new(program)
+            let started = Command::new(program)
                 .args(arguments)
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
                 .stderr(Stdio::null())
-                .status();
-            if let Err(error) = ended {
-                eprintln!("fiec: cannot run {program} to end a container: {error}");
+                .spawn();
+            match started.and_then(|mut ender| status_within(&mut ender, ENGINE_ENDS_WITHIN)) {
+                Ok(Some(_)) => {}
+                Ok(None) => eprintln!("fiec: {program} has not ended a container yet"),
+                Err(error) => eprintln!("fiec: cannot run {program} to end a container: {error}"),
             }
         }
         let _ = kill_process_group(self.group, Signal::KILL);
@@ -104,15 +131,31 @@ impl Process {
 
     /// Ends the rest of the group and returns how the process ended. Call it once [`Process::fd`]
     /// is readable, or after [`Process::kill`].
-    pub fn end(&mut self) -> io::Result<ExitStatus> {
+    ///
+    /// # Errors
+    /// When it does not end: that is the node's fault.
+    pub fn end(&mut self) -> Result<ExitStatus, ProgramError> {
         // It is not reaped yet, so its process id and its group's id are still its own.
         if !self.ended {
             let _ = kill_process_group(self.group, Signal::KILL);
         }
         self.ended = true;
-        let status = self.child.wait();
+        let status = status_within(&mut self.child, DIES_WITHIN);
         guard::end_orphans();
-        status
+        match status {
+            Ok(Some(status)) => Ok(status),
+            Ok(None) => Err(self.does_not_end()),
+            Err(error) => Err(ProgramError::transient(error)),
+        }
+    }
+
+    /// The error of a process that SIGKILL does not end. This process serves no further run.
+    pub fn does_not_end(&self) -> ProgramError {
+        guard::serve_no_more();
+        ProgramError::Faulty {
+            fault: Box::new(Fault::Frozen),
+            words: format!("SIGKILL does not end process {}", self.child.id()),
+        }
     }
 }
 

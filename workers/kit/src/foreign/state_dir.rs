@@ -80,7 +80,7 @@ impl StateDir {
                 break;
             }
         }
-        let status = process.end().map_err(ProgramError::transient)?;
+        let status = process.end()?;
         words.pass_on(DRAIN_LIMIT)?;
         self.work.ended();
         let last = words.last();

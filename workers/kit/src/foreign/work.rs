@@ -71,7 +71,12 @@ pub struct Work {
     /// The node's rules for programs.
     rules: Rules,
     container: Option<(Engine, String)>,
+    /// What [`container::memory_kills`] said when its process started.
+    kills: u64,
 }
+
+/// The status of a container whose first process SIGKILL has ended.
+const KILLED: i32 = 128 + 9;
 
 /// The first word of an entry as it is executed: a file of the package, or a command of the node.
 fn program_of(package: &Package, name: &str) -> PathBuf {
@@ -176,6 +181,7 @@ impl Work {
             grant: Grant::default(),
             rules: Rules::received(),
             container,
+            kills: 0,
             guard,
             dir,
         };
@@ -463,6 +469,7 @@ impl Work {
                     ),
                 };
                 ender = Some(engine.end(call.name));
+                self.kills = container::memory_kills();
                 let mut command = Command::new(&engine.program);
                 command.args(engine.run(&call)?);
                 command
@@ -502,9 +509,32 @@ impl Work {
                 cannot_start(command(), StartError::NotExecutable)
             }
             (Some(127), _) if by_env().is_some() => cannot_start(command(), StartError::NotFound),
+            (Some(KILLED), _) if self.container.is_some() => return self.killed(words),
             (Some(status), _) => Fault::Exited { status },
             (None, Some(signal)) => Fault::Signalled { signal },
             (None, None) => Fault::Unexplained,
+        };
+        ProgramError::Faulty {
+            fault: Box::new(fault),
+            words,
+        }
+    }
+
+    /// The error of a container that SIGKILL has ended.
+    fn killed(&self, words: String) -> ProgramError {
+        let limit_bytes = container::memory_of(&self.grant);
+        let (fault, words) = match container::memory_kills() > self.kills {
+            true => (
+                Fault::OutOfMemory {
+                    limit_bytes,
+                    peak_bytes: None,
+                },
+                format!(
+                    "{words}: killed by the kernel, out of memory (its container has {} MiB)",
+                    limit_bytes.div_ceil(1 << 20)
+                ),
+            ),
+            false => (Fault::Signalled { signal: 9 }, words),
         };
         ProgramError::Faulty {
             fault: Box::new(fault),

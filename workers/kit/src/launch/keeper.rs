@@ -90,6 +90,7 @@ pub fn keep_if_asked() -> Option<ExitCode> {
 
 fn keep(words: Vec<OsString>) -> io::Result<()> {
     let control = UnixStream::from(take(0)?);
+    rustix::thread::set_name(c"fiec-keeper")?;
     // A signal to the worker's group, as from a terminal, is the worker's affair.
     let _ = rustix::process::setsid();
     mask(libc::SIG_BLOCK)?;
@@ -113,7 +114,10 @@ fn keep(words: Vec<OsString>) -> io::Result<()> {
     }
     leave_output()?;
     let pid = match started {
-        Ok(child) => child.id(),
+        Ok(child) => {
+            super::walls::expend(child.id());
+            child.id()
+        }
         Err(error) => {
             let errno = error.raw_os_error().unwrap_or_default();
             Said::NotStarted { errno }.say(&control);
@@ -177,8 +181,8 @@ fn sweep() -> bool {
     }
 }
 
-/// The children of this process.
-pub(crate) fn children() -> Vec<u32> {
+/// The children of this process. None, where the kernel does not list them.
+pub fn children() -> Vec<u32> {
     children_of("self")
 }
 

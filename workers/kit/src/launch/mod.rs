@@ -13,8 +13,7 @@ use fiec_schemas::variables::CUDA_DEVICES_ENV;
 use serde::{Deserialize, Serialize};
 
 pub use environment::{Environment, NotPassed, Passed};
-pub(crate) use keeper::children;
-pub use keeper::{KEEPER, Said, has_left_others, keep_if_asked};
+pub use keeper::{KEEPER, Said, children, has_left_others, keep_if_asked};
 pub use threads::counts as thread_counts;
 pub use values::Values;
 pub use walls::{Kind, hide, spawn};

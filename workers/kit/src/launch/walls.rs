@@ -12,6 +12,8 @@ use super::Rules;
 
 /// How much sooner than its worker the kernel ends a program when memory is short, from 0 to 1,000.
 const EXPENDABLE: i32 = 500;
+/// The same for what starts programs and ends what they leave.
+const LESS_EXPENDABLE: i32 = 250;
 /// Most files that a program may have open.
 const FILES: u64 = 65_536;
 
@@ -22,7 +24,7 @@ pub enum Kind {
     Own,
     /// A container engine's. Engines may need privileges, for example to map the users of a container.
     Engine,
-    /// A program's.
+    /// A program's. It leads a session of its own.
     Program,
     /// That of a program's keeper, which outlives its parent to end the program. The program gets
     /// its walls.
@@ -94,6 +96,10 @@ pub fn spawn(
                     return Err(io::Error::from(io::ErrorKind::BrokenPipe));
                 }
             }
+            if kind == Kind::Program {
+                // Its worker knows what it leaves by its session.
+                rustix::process::setsid()?;
+            }
             close_others(socket)?;
             if let Some(limits) = limits {
                 confine(&limits)?;
@@ -102,18 +108,25 @@ pub fn spawn(
         });
     }
     let child = command.spawn()?;
-    expend(child.id());
+    match kind {
+        Kind::Own | Kind::Keeper => raise_score(child.id(), LESS_EXPENDABLE),
+        Kind::Engine | Kind::Program => expend(child.id()),
+    }
     Ok(child)
 }
 
-/// Lets the kernel end a process before its worker. Only after its exec it belongs to its user, if
-/// this process is hidden.
-fn expend(pid: u32) {
+/// Lets the kernel end a program before its keeper and its worker. Only after its exec it belongs to
+/// its user, if this process is hidden.
+pub(super) fn expend(pid: u32) {
+    raise_score(pid, EXPENDABLE);
+}
+
+fn raise_score(pid: u32, score: i32) {
     let file = format!("/proc/{pid}/oom_score_adj");
     let now = std::fs::read_to_string(&file).unwrap_or_default();
     // Refused only where it may not be raised, and then it is as high already.
-    if now.trim().parse::<i32>().is_ok_and(|now| now < EXPENDABLE) {
-        let _ = std::fs::write(&file, EXPENDABLE.to_string());
+    if now.trim().parse::<i32>().is_ok_and(|now| now < score) {
+        let _ = std::fs::write(&file, score.to_string());
     }
 }
 

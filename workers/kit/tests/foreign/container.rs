@@ -8,10 +8,11 @@ use fiec_kit::foreign::Package;
 use fiec_kit::foreign::container::Engine;
 use fiec_kit::frames::{Order, Report};
 use fiec_kit::launch::Values;
-use fiec_schemas::package::Manifest;
+use fiec_schemas::Fault;
+use fiec_schemas::package::{Grant, Manifest};
 use serde_json::json;
 
-use crate::harness::{Child, Next, json_lines, package, until};
+use crate::harness::{Child, Next, Outcome, every, json_lines, package, until};
 
 const IMAGE: &str = "localhost/fiec-test-shell:1";
 const PYTHON_IMAGE: &str = "localhost/fiec-test-python:1";
@@ -354,4 +355,59 @@ fn a_container_runs_a_state_folder_where_an_engine_answers() {
     child.send(&Order::Cancel);
     assert!(matches!(child.next(), Next::End(Report::Cancelled, _)));
     assert_eq!(there(), "");
+}
+
+/// What a program in a container with 64 MiB ends with: its result, or its failure.
+fn outcome_with_64_mib(script: &str) -> Option<Outcome> {
+    let engine = match Engine::find() {
+        Ok(engine) => engine,
+        Err(reason) => {
+            skipped(&reason);
+            return None;
+        }
+    };
+    let folder = tempfile::tempdir().unwrap();
+    if let Err(reason) = make_image(&engine, folder.path()) {
+        skipped(&format!("{:?} cannot run an image: {reason}", engine.kind));
+        return None;
+    }
+    let made = package(
+        &json!({ "entry": ["sh", "./run.sh"], "protocol": "state_dir",
+                 "image": id(&engine, IMAGE) }),
+        &[("run.sh", script)],
+    );
+    let child = Child::start();
+    let grant = Grant {
+        memory_bytes: Some(64 << 20),
+        ..Grant::default()
+    };
+    child.run_with(&made.package, &json!({}), None, every(1), grant);
+    Some(child.all())
+}
+
+#[test]
+fn a_container_without_memory_is_told_so_with_its_limit() {
+    let Some(outcome) = outcome_with_64_mib("x=aaaaaaaaaaaaaaaa; while :; do x=$x$x; done") else {
+        return;
+    };
+    let Some((Report::Failed { reason, fault, .. }, _)) = &outcome.end else {
+        panic!("{:?}", outcome.end)
+    };
+    let expected = Fault::OutOfMemory {
+        limit_bytes: 64 << 20,
+        peak_bytes: None,
+    };
+    assert_eq!(fault.as_deref(), Some(&expected), "{reason}");
+    assert!(reason.contains("its container has 64 MiB"), "{reason}");
+}
+
+#[test]
+fn a_fork_bomb_in_a_container_ends_at_its_limit() {
+    // As the kernel knows it, in both hierarchies of control groups.
+    let script = "cd /sys/fs/cgroup && cat pids/pids.max pids.max 2> /dev/null > \"$FIEC_RESULT\"
+exit 0";
+    let Some(outcome) = outcome_with_64_mib(script) else {
+        return;
+    };
+    assert_eq!(outcome.result().0, &json!(4096));
 }

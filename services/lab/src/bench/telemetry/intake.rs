@@ -291,6 +291,7 @@ mod tests {
             queued_count: 0,
             running: Vec::new(),
             arriving: Vec::new(),
+            stuck: Vec::new(),
         };
         let mut wanted = vector.clone();
         let template = Template::of(&mut vector).unwrap();
