@@ -10,11 +10,11 @@ use crate::stage::{
     Lab, Line, args, audit, digest_of, slots, undisturbed_synthetic, until, workers_with_history,
 };
 
-/// Crashes once after its boundary 4. `marker`: the name under which its worker remembers that.
+/// Crashes once after its boundary 4.
 ///
 /// To be submitted with commits: a child that ends before it has said anything is replaced once.
-fn params(marker: &str) -> Value {
-    json!({"capsules": 8, "state_bytes": 4_096, "crash_at": 4, "crash_marker": marker})
+fn params() -> Value {
+    json!({"capsules": 8, "state_bytes": 4_096, "crash_at": 4, "crash_attempts": 1})
 }
 
 /// The same without a failure.
@@ -64,7 +64,7 @@ fn word(text: &str) -> Option<String> {
 async fn a_held_execution_goes_on_from_its_last_commit_with_the_bits_of_an_undisturbed_run() {
     let lab = Lab::start(workers_with_history(1)).await;
     let line = json!({"id": "h", "program": "synthetic@1", "retries": 0, "on_failure": "hold",
-        "commit": {"every": 1}, "params": params("h")});
+        "commit": {"every": 1}, "params": params()});
     let id = lab.publish_json(&line).await;
     let after = json!({"id": "waits", "program": "synthetic@1", "after": [{"id": "h"}]});
     let waits = lab.publish_json(&after).await;
@@ -154,11 +154,11 @@ async fn a_held_execution_goes_on_from_its_last_commit_with_the_bits_of_an_undis
 async fn a_failed_and_a_cancelled_execution_start_again_from_their_last_commit() {
     let lab = Lab::start(workers_with_history(1)).await;
     let line = json!({"id": "f", "program": "synthetic@1", "retries": 0, "commit": {"every": 1},
-        "params": params("f")});
+        "params": params()});
     let failed = lab.publish_json(&line).await;
     // Its state is large: it lies in chunks.
     let large =
-        json!({"capsules": 6, "state_bytes": 3_000_000, "crash_at": 4, "crash_marker": "l"});
+        json!({"capsules": 6, "state_bytes": 3_000_000, "crash_at": 4, "crash_attempts": 1});
     let submission = json!({"id": "l", "program": "synthetic@1", "retries": 0,
         "commit": {"every": 1}, "params": large});
     let of_large = lab.publish_json(&submission).await;
@@ -224,7 +224,7 @@ async fn a_failed_and_a_cancelled_execution_start_again_from_their_last_commit()
 #[tokio::test]
 async fn the_failed_of_a_batch_start_again_and_their_dependents_wait_for_them() {
     let lab = Lab::start(two_slots()).await;
-    let fails = params("b");
+    let fails = params();
     // A chain of four of which the second fails, and one that is cancelled.
     let lines = [
         json!({"id": "a", "batch": "b", "program": "synthetic@1"}),
@@ -272,7 +272,7 @@ async fn the_failed_of_a_batch_start_again_and_their_dependents_wait_for_them() 
 #[tokio::test]
 async fn the_retry_of_one_takes_along_what_waited_for_it() {
     let lab = Lab::start(two_slots()).await;
-    let fails = params("b");
+    let fails = params();
     let lines = [
         json!({"id": "a", "program": "synthetic@1", "retries": 0, "params": fails,
             "commit": {"every": 1}}),

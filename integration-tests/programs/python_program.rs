@@ -173,6 +173,7 @@ impl Program {
                 to: range.to,
                 bytes: part.map(|part| part.len() as u64),
             }),
+            crashes: 0,
         };
         let state = from.map_or(&[][..], |(_, state)| state);
         let part = merge.and_then(|(_, part)| part).unwrap_or_default();

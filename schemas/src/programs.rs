@@ -129,10 +129,10 @@ pub struct SyntheticParams {
     /// Exits with status 1 when the capsule with this index begins, after writing to stderr.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crash_at: Option<u64>,
-    /// Crashes there only once on each node: a file with this name in the worker's run folder lets
-    /// later attempts pass. 1 to 64 letters, digits, `_` or `-`. Without it, every attempt crashes.
+    /// Crashes there only while the execution has crashed fewer times than this, on all nodes
+    /// together. Default: every attempt crashes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub crash_marker: Option<String>,
+    pub crash_attempts: Option<u64>,
     /// Prints a line at each boundary.
     #[serde(default)]
     pub print: bool,
@@ -299,18 +299,6 @@ impl SyntheticParams {
                     "must be 0, or a multiple of 64 from 1024 on, but is {}",
                     p.page_bytes
                 ),
-            ));
-        }
-        let is_plain = |name: &String| {
-            (1..=64).contains(&name.len())
-                && name
-                    .bytes()
-                    .all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
-        };
-        if let Some(name) = p.crash_marker.as_ref().filter(|name| !is_plain(name)) {
-            return Err(FieldError::new(
-                "params.crash_marker",
-                format!("must have 1 to 64 letters, digits, '_' or '-', but is {name:?}"),
             ));
         }
         if let Some(change) = &p.change {

@@ -353,8 +353,8 @@ mod tests {
         std::fs::write(&path, [9; 1_000]).unwrap();
         let packed = pack_folder(dir.path()).unwrap();
         let into = dir.path().join("unpacked");
-        let bytes = fiec_agent::unpack::unpack(&packed.artifact, &into, packed.bytes).unwrap();
-        assert!(bytes <= packed.bytes);
+        let contents = fiec_agent::unpack::unpack(&packed.artifact, &into, packed.bytes).unwrap();
+        assert!(contents.bytes <= packed.bytes);
         assert_eq!(std::fs::read(into.join(&deep)).unwrap(), [9; 1_000]);
         let mode = |name: &str| {
             let found = std::fs::metadata(into.join(name)).unwrap();

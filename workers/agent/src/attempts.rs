@@ -100,6 +100,10 @@ pub(crate) fn order_to_run(
         boundary: state.boundary.as_ref().map(|p| p.index),
         lease_ms: u32::try_from(shared.options.lease.as_millis()).unwrap_or(u32::MAX),
         interval_ms: shared.stream.borrow().recorded.interval_ms(),
+        crashes: match &package {
+            None => state.totals.crashes,
+            Some(_) => 0,
+        },
         package,
         grant: first_grant(shared, state, spec),
         spread: state.spread.as_deref().map(spread::shares),

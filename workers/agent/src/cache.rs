@@ -3,6 +3,8 @@
 //!
 //! ```text
 //! <cache>/programs/<digest>/   an unpacked artifact
+//! <cache>/listings/<digest>    its files as they were unpacked
+//! <cache>/versions/<program>   the digest of the artifact that has run here under a version
 //! <cache>/data/<digest>        an input or an output
 //! <cache>/states/<digest>      the large state of an execution that has left
 //! <cache>/tmp-<pid>/           running fetches; renamed when complete
@@ -17,6 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fiec_schemas::Digest;
+use fiec_schemas::package::ProgramName;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -25,6 +28,8 @@ use tokio_util::sync::CancellationToken;
 pub enum Kind {
     /// An unpacked package, by the digest of its artifact.
     Program,
+    /// The listing of an unpacked package, by the same digest.
+    Listing,
     /// Bytes by their digest.
     Data,
     /// The last large σ that this node has seen of an execution, by the digest of its id.
@@ -119,7 +124,7 @@ impl Drop for Held {
 }
 
 /// Bytes reserved for a running fetch.
-struct Room {
+pub(crate) struct Room {
     cache: Arc<Cache>,
     bytes: u64,
 }
@@ -159,6 +164,7 @@ fn size_of(path: &Path) -> io::Result<u64> {
 fn folder(kind: Kind) -> &'static str {
     match kind {
         Kind::Program => "programs",
+        Kind::Listing => "listings",
         Kind::Data => "data",
         Kind::State => "states",
     }
@@ -193,8 +199,9 @@ impl Cache {
         remove(&tmp);
         std::fs::create_dir(&tmp)?;
         sweep(root)?;
+        std::fs::create_dir_all(root.join("versions"))?;
         let mut found = Vec::new();
-        for kind in [Kind::Program, Kind::Data, Kind::State] {
+        for kind in [Kind::Program, Kind::Listing, Kind::Data, Kind::State] {
             let folder = root.join(folder(kind));
             std::fs::create_dir_all(&folder)?;
             for entry in std::fs::read_dir(folder)?.flatten() {
@@ -240,6 +247,12 @@ impl Cache {
 
     fn path(&self, (kind, digest): Key) -> PathBuf {
         self.root.join(folder(kind)).join(digest.to_string())
+    }
+
+    /// The file that has the digest of the artifact that has run here under a version. It stays
+    /// when the artifact is evicted. There are no more of them than versions in the registry.
+    pub fn version(&self, program: &ProgramName) -> PathBuf {
+        self.root.join("versions").join(program.to_string())
     }
 
     /// The limit in bytes.
@@ -304,7 +317,11 @@ impl Cache {
         fits
     }
 
-    fn room(self: &Arc<Self>, bytes: u64) -> Result<Room, NotCached> {
+    /// Reserves room for a fetch.
+    ///
+    /// # Errors
+    /// When what is in use leaves too little.
+    pub(crate) fn room(self: &Arc<Self>, bytes: u64) -> Result<Room, NotCached> {
         if !self.evict(bytes) {
             return Err(NotCached(format!(
                 "{bytes} bytes do not fit into the node's cache: its limit is {} bytes, and what \
@@ -335,6 +352,17 @@ impl Cache {
             };
             state.entries.insert(key, entry);
         }
+        Ok(())
+    }
+
+    /// Puts an entry in the place of an older one.
+    pub(crate) fn replace(&self, key: Key, made: &Fetched) -> io::Result<()> {
+        let away = self.take_out(&mut self.lock(), key);
+        if let Some(away) = away {
+            remove(&away);
+        }
+        self.insert(key, made)?;
+        self.evict(0);
         Ok(())
     }
 

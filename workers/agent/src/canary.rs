@@ -324,6 +324,7 @@ async fn compute(shared: &Arc<Shared>, substrate: &str) -> Result<Value, Ended> 
         grant,
         spread: None,
         merge: None,
+        crashes: 0,
     }));
     let taken = shared
         .pool

@@ -13,9 +13,7 @@ use std::process::{self, Command, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use fiec_kit::frames::{
-    DATA_DIR_ENV, FrameError, INPUT_DIRS_ENV, Order, RUN_FOLDER_ENV, SOCKET_ENV,
-};
+use fiec_kit::frames::{DATA_DIR_ENV, FrameError, INPUT_DIRS_ENV, Order, SOCKET_ENV};
 use fiec_kit::launch::{self, Kind, Rules, Said, Values};
 use fiec_kit::room::Room;
 use fiec_kit::simulated::SIMULATED_DEVICES_ENV;
@@ -197,8 +195,6 @@ struct Ground {
     inputs: OsString,
     /// The first of them.
     first_input: Option<PathBuf>,
-    /// The folder where built-in programs leave marks.
-    marks: PathBuf,
 }
 
 impl Ground {
@@ -215,15 +211,12 @@ impl Ground {
             std::env::join_paths([&real]).map_err(|error| named(folder, &error))?;
             all.push(real);
         }
-        let marks = std::path::absolute(options.run_dir.join("marks"))?;
-        std::fs::create_dir_all(&marks)?;
         let device_file = options.device_file.as_ref();
         Ok(Self {
             rules: options.launch.clone(),
             device_file: device_file.map(std::path::absolute).transpose()?,
             inputs: std::env::join_paths(&all).map_err(io::Error::other)?,
             first_input: all.into_iter().next(),
-            marks,
         })
     }
 }
@@ -259,7 +252,6 @@ fn start(launch: &Launch, ground: &Ground, reaper: &Reaper) -> io::Result<Raw> {
     let kind = match &launch.who {
         Who::Own => {
             ground.rules.prepare_own(&mut command);
-            command.env(RUN_FOLDER_ENV, &ground.marks);
             if let Some(file) = &ground.device_file {
                 command.env(SIMULATED_DEVICES_ENV, file);
             }

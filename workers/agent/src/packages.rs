@@ -1,34 +1,29 @@
-//! Programs that are not built in: the patterns that this node allows, and a package's way from the
-//! registry to an unpacked folder.
+//! Programs that are not built in: the patterns that this node allows, and their records in the
+//! registry.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::BufReader;
-use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::io::ErrorKind;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use fiec_broker::{Broker, registry, store};
+use fiec_broker::{Broker, registry};
 use fiec_kit::foreign::container::Engine;
 use fiec_kit::frames::{self, Report};
 use fiec_kit::launch::Values;
 use fiec_schemas::package::{
-    ARTIFACT_LIMIT, MANIFEST_FILE, Manifest, ProgramName, ProgramRecord, Protocol, is_built_in,
-    matches, unregistered,
+    Manifest, ProgramName, ProgramRecord, Protocol, is_built_in, matches, unregistered,
 };
-use fiec_schemas::programs;
+use fiec_schemas::{Digest, programs};
 use tokio::sync::OnceCell;
 
-use crate::cache::{Cache, Fetched, Held, Kind, NotCached};
+use crate::cache::{Cache, Held, NotCached};
 use crate::containers::Containers;
-use crate::unpack::unpack;
+use crate::package_store::PackageStore;
 
-/// Program records that are remembered. A version never changes.
+/// Program records that are remembered.
 const RECORDS: usize = 1_024;
 /// Time limit of the registry's answer.
 const ANSWER: Duration = Duration::from_secs(5);
-/// Pause before a failed fetch is retried once: a push may have been replacing the artifact.
-const AGAIN: Duration = Duration::from_millis(500);
 
 /// A program that can be run here.
 #[derive(Debug, Clone)]
@@ -130,6 +125,7 @@ impl Package {
 pub struct Packages {
     broker: Broker,
     cache: Arc<Cache>,
+    store: PackageStore,
     allowed: Vec<String>,
     /// What the containers of programs may have.
     containers: Containers,
@@ -154,6 +150,7 @@ impl Packages {
     ) -> Self {
         Self {
             broker: broker.clone(),
+            store: PackageStore::new(broker, Arc::clone(&cache)),
             cache,
             allowed,
             containers,
@@ -182,21 +179,18 @@ impl Packages {
     }
 
     async fn package(&self, program: &str) -> Result<Program, NotCached> {
-        let record = self.record(program).await?;
+        let name: ProgramName = program
+            .parse()
+            .map_err(NotCached::because("no program can be named so"))?;
+        let record = self.record(&name).await?;
         if let Some(reason) = self.containers.refuse(&record.manifest) {
             return Err(NotCached(format!("{program}: {reason}")));
         }
         if record.manifest.image.is_some() {
             self.engine(program).await?;
         }
-        let held = match self.fetch(&record).await {
-            Ok(held) => held,
-            Err(first) => {
-                tracing::warn!(program, %first, "cannot have a package; trying once more");
-                tokio::time::sleep(AGAIN).await;
-                self.fetch(&record).await?
-            }
-        };
+        let held = self.store.get(&record).await?;
+        self.remember(&name, &record)?;
         let told = frames::Package {
             folder: held.path(),
             manifest: record.manifest,
@@ -218,20 +212,21 @@ impl Packages {
         found.copied().map_err(NotCached::because(&what))
     }
 
-    async fn record(&self, program: &str) -> Result<ProgramRecord, NotCached> {
-        let known = || self.records.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(record) = known().get(program) {
+    fn records(&self) -> MutexGuard<'_, HashMap<String, ProgramRecord>> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn record(&self, name: &ProgramName) -> Result<ProgramRecord, NotCached> {
+        let program = &name.to_string();
+        if let Some(record) = self.records().get(program) {
             return Ok(record.clone());
         }
-        let name: ProgramName = program
-            .parse()
-            .map_err(NotCached::because("no program can be named so"))?;
         let unknown = |error: &dyn std::fmt::Display| {
             NotCached(format!(
                 "the registry cannot be asked for {program}: {error}"
             ))
         };
-        let asked = tokio::time::timeout(ANSWER, registry::find(&self.broker, &name));
+        let asked = tokio::time::timeout(ANSWER, registry::find(&self.broker, name));
         let found = match asked.await {
             Ok(Ok(found)) => found,
             Ok(Err(error)) => return Err(unknown(&error)),
@@ -242,74 +237,52 @@ impl Packages {
             .manifest
             .check()
             .map_err(NotCached::because("its manifest breaks a rule"))?;
-        let mut records = known();
-        if records.len() >= RECORDS {
-            records.clear();
-        }
-        records.insert(program.to_owned(), record.clone());
+        self.compare(name, record.artifact)?;
         Ok(record)
     }
 
-    async fn fetch(&self, record: &ProgramRecord) -> Result<Held, NotCached> {
-        let key = (Kind::Program, record.artifact);
-        // The tar and its contents.
-        let wanted = record.bytes.saturating_mul(2);
-        let (broker, cache, record) = (self.broker.clone(), self.cache.clone(), record.clone());
-        let fetch = move || fetch(broker, cache, record);
-        self.cache.get_or_fetch(key, wanted, fetch).await
-    }
-}
-
-async fn fetch(
-    broker: Broker,
-    cache: Arc<Cache>,
-    record: ProgramRecord,
-) -> Result<Fetched, NotCached> {
-    let (tar, folder) = (cache.new_path(), cache.new_path());
-    let result = fetch_to(&broker, &record, &tar, &folder).await;
-    // The leftovers of a failed fetch are removed with the agent's temporary folder at the latest.
-    let _ = tokio::fs::remove_file(&tar).await;
-    if result.is_err() {
-        let _ = tokio::fs::remove_dir_all(&folder).await;
-    }
-    result
-}
-
-async fn fetch_to(
-    broker: &Broker,
-    record: &ProgramRecord,
-    tar: &Path,
-    folder: &Path,
-) -> Result<Fetched, NotCached> {
-    let program = &record.program;
-    let limit = record.bytes.min(ARTIFACT_LIMIT);
-    let what = format!("the artifact of {program} cannot be fetched");
-    let because = || NotCached::because(&what);
-    let mut file = tokio::fs::File::create(tar).await.map_err(because())?;
-    store::get_data_to(broker, record.artifact, limit, &mut file, |_| {})
-        .await
-        .map_err(NotCached::because(&what))?;
-    drop(file);
-    let (tar, folder, record) = (tar.to_owned(), folder.to_owned(), record.clone());
-    let unpacked = tokio::task::spawn_blocking(move || {
-        let artifact = BufReader::new(File::open(tar).map_err(|e| e.to_string())?);
-        let bytes = unpack(artifact, &folder, record.bytes).map_err(|e| e.to_string())?;
-        let file = File::open(folder.join(MANIFEST_FILE))
-            .map_err(|error| format!("{MANIFEST_FILE}: {error}"))?;
-        match Manifest::read(file) {
-            Ok(manifest) if manifest == record.manifest => Ok(Fetched {
-                path: folder,
-                bytes,
-            }),
-            Ok(_) => Err(format!("its {MANIFEST_FILE} is not the registered one")),
-            Err(error) => Err(format!("{MANIFEST_FILE}: {error}")),
+    /// Refuses another artifact than the one that has run here under this version. Returns whether
+    /// one has.
+    fn compare(&self, name: &ProgramName, artifact: Digest) -> Result<bool, NotCached> {
+        let file = self.cache.version(name);
+        let known = match std::fs::read_to_string(&file) {
+            Ok(text) => text.trim().parse::<Digest>().map_err(|e| e.to_string()),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+            Err(error) => Err(error.to_string()),
+        };
+        let what = format!("{}, which names the artifact of {name}", file.display());
+        let known = known.map_err(NotCached::because(&what))?;
+        if known == artifact {
+            return Ok(true);
         }
-    });
-    let what = format!("the artifact of {program} cannot be used");
-    unpacked
-        .await
-        .map_err(NotCached::because(&what))?
-        .map_err(NotCached::because(&what))
+        Err(NotCached(format!(
+            "{name} has the artifact {artifact} in the registry, but it has run here as {known}: a \
+             version never changes. Push the other artifact under a new version. If {known} was \
+             the wrong one, remove {} on this node",
+            file.display()
+        )))
+    }
+
+    /// Remembers the artifact of a version, also for the node's next life.
+    fn remember(&self, name: &ProgramName, record: &ProgramRecord) -> Result<(), NotCached> {
+        let mut records = self.records();
+        let known = records.get(&record.program);
+        if known.is_some_and(|known| known.artifact == record.artifact) {
+            return Ok(());
+        }
+        // Under the lock: of two artifacts that were fetched at once, one is refused.
+        if !self.compare(name, record.artifact)? {
+            let path = self.cache.new_path();
+            std::fs::write(&path, record.artifact.to_string())
+                .and_then(|()| std::fs::rename(&path, self.cache.version(name)))
+                .map_err(NotCached::because("cannot write into the node's cache"))?;
+        }
+        if records.len() >= RECORDS {
+            records.clear();
+        }
+        records.insert(name.to_string(), record.clone());
+        Ok(())
+    }
 }
 
 #[cfg(test)]

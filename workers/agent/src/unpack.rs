@@ -65,13 +65,22 @@ fn create_folders(root: &Path, file: &Path) -> io::Result<usize> {
     Ok(new)
 }
 
-/// Unpacks a tar into a new folder, and returns the bytes of its files, at most `limit`. After an
-/// error the caller removes the partial folder.
+/// The files of an artifact.
+#[derive(Debug, Default)]
+pub struct Contents {
+    /// Their paths in its folder.
+    pub files: Vec<PathBuf>,
+    /// Their bytes in total.
+    pub bytes: u64,
+}
+
+/// Unpacks a tar into a new folder, with at most `limit` bytes of files. After an error the
+/// caller removes the partial folder.
 ///
 /// # Errors
 /// A link, a device, a path that leaves the folder, too many files, folders or bytes, or a file
 /// system error.
-pub fn unpack(artifact: impl Read, into: &Path, limit: u64) -> io::Result<u64> {
+pub fn unpack(artifact: impl Read, into: &Path, limit: u64) -> io::Result<Contents> {
     unpack_within(artifact, into, limit, FOLDERS_LIMIT)
 }
 
@@ -80,10 +89,10 @@ fn unpack_within(
     into: &Path,
     limit: u64,
     folders_limit: usize,
-) -> io::Result<u64> {
+) -> io::Result<Contents> {
     std::fs::create_dir(into)?;
     let mut archive = tar::Archive::new(artifact);
-    let (mut bytes, mut files, mut folders) = (0u64, 0, 0);
+    let (mut contents, mut folders) = (Contents::default(), 0);
     let mut long_path = None;
     // Raw: otherwise the library reads a long path or a PAX header into memory, whatever its size.
     for entry in archive.entries()?.raw(true) {
@@ -102,9 +111,8 @@ fn unpack_within(
                 "{path:?} is no regular file ({kind:?}); packages hold nothing else"
             )));
         }
-        files += 1;
-        bytes = bytes.saturating_add(entry.size());
-        if bytes > limit || files > FILES_LIMIT {
+        contents.bytes = contents.bytes.saturating_add(entry.size());
+        if contents.bytes > limit || contents.files.len() >= FILES_LIMIT {
             return Err(bad(format!(
                 "it unpacks to more than the {limit} bytes or {FILES_LIMIT} files allowed"
             )));
@@ -136,13 +144,14 @@ fn unpack_within(
         // Read-only: the cache's copy serves every execution.
         let mode = if executable { 0o555 } else { 0o444 };
         file.set_permissions(PermissionsExt::from_mode(mode))?;
+        contents.files.push(path);
     }
     // Synced before its name marks it as complete. Some file systems cannot sync: then a crash of
     // the machine may leave a folder that must be removed by hand.
     if let Err(error) = rustix::fs::syncfs(File::open(into)?) {
         tracing::debug!(%error, "cannot sync the cache's file system");
     }
-    Ok(bytes)
+    Ok(contents)
 }
 
 #[cfg(test)]
@@ -182,7 +191,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let into = dir.path().join("p");
         let run = entry(EntryType::Regular, "bin/run.sh", b"#!/bin/sh\n", 0o755);
-        assert_eq!(unpack(&run[..], &into, 100).unwrap(), 10);
+        assert_eq!(unpack(&run[..], &into, 100).unwrap().bytes, 10);
         let mode = std::fs::metadata(into.join("bin/run.sh"))
             .unwrap()
             .permissions()

@@ -207,6 +207,10 @@ async fn compute(shared: &Arc<Shared>, question: &Question) -> Result<Finding, N
         grant: shared.grant(None),
         spread: None,
         merge: None,
+        crashes: match &package {
+            None => tip.state.totals.crashes,
+            Some(_) => 0,
+        },
     }));
     let yield_there = segment.to.map(|at| {
         Order::Yield(Yield {

@@ -193,12 +193,13 @@ async fn a_killed_child_is_tried_again_from_the_last_commit_and_the_budget_ends_
     );
     assert!(stderr.contains("crashing at capsule 3"), "{stderr}");
 
-    let once = json!({ "capsules": 5, "crash_at": 2, "crash_marker": "crashed" });
-    let id = world.submit(&synthetic(once, json!("auto")), &agent).await;
+    let twice = json!({ "capsules": 5, "crash_at": 2, "crash_attempts": 2 });
+    let id = world.submit(&synthetic(twice, json!("auto")), &agent).await;
     assert_eq!(
         world.wait_phase(id, "completed").await.state.totals.crashes,
-        1
+        2
     );
+    assert!(!options.run_dir.join("marks").exists());
 
     let hopeless = json!({ "program": "cg@1", "params": { "matrix": { "file": "/nowhere.mtx" } } });
     let id = world.submit(&hopeless.to_string(), &agent).await;

@@ -160,7 +160,7 @@ async fn emitted_messages_are_published_once_each_in_their_order_and_end_with_th
 async fn a_capsule_that_is_computed_again_emits_nothing_twice() {
     let world = World::start().await;
     let a = agent(&world, "a").await;
-    let more = json!({ "crash_at": 47, "crash_marker": "crashed" });
+    let more = json!({ "crash_at": 47, "crash_attempts": 1 });
     let id = world.submit(&line(60, 10, more), &a).await;
     let done = world.wait_phase(id, "completed").await;
     assert_eq!(done.state.totals.crashes, 1);

@@ -489,3 +489,115 @@ async fn a_program_is_confined_to_the_processors_of_its_grant_and_the_next_is_no
     }
     agent.leave().await;
 }
+
+fn packages(world: &World, folder: &Path) -> Packages {
+    let allowed = vec!["x*@1".to_owned()];
+    Packages::new(&world.broker, cache(folder), allowed, Containers::default())
+}
+
+/// Changes a file of an unpacked package, which is read-only.
+fn change(file: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::write(file, "#!/bin/sh\nexit 1\n").unwrap();
+}
+
+/// Says how many lines its own file has, and adds one.
+const GROWS: &str = "#!/bin/sh
+echo \"{\\\"lines\\\": $(wc -l < \"$0\")}\" > \"$FIEC_RESULT\"
+chmod u+w \"$0\"
+echo '# again' >> \"$0\"
+";
+
+#[tokio::test]
+async fn a_changed_package_is_fetched_again() {
+    let (world, mut agent) = of_any_program().await;
+    let text = r#"{"entry":["./run.sh"],"protocol":"state_dir"}"#;
+    let artifact = tar(&[("fiec.json", Some(text)), ("run.sh", Some(GROWS))]);
+    let digest = world.register("x@1", &artifact).await;
+    for life in 0..2 {
+        for _ in 0..2 {
+            let id = world.submit(r#"{"program":"x@1"}"#, &agent).await;
+            let done = world.wait_phase(id, "completed").await;
+            assert_eq!(result(&done)["lines"], 4);
+        }
+        if life == 0 {
+            agent.leave().await;
+            let mut options = world.options("n1");
+            options.allow_programs = vec!["*".to_owned()];
+            agent = world.agent_with(options).await;
+        }
+    }
+    agent.leave().await;
+
+    // A program that runs keeps its folder, and the file of its neighbour comes back there.
+    let packages = packages(&world, &world.folder.path().join("cache"));
+    let running = packages.find("x@1").await.unwrap();
+    let script = running.package().unwrap().told.folder.join("run.sh");
+    for _ in 0..2 {
+        change(&script);
+        let (a, b) = tokio::join!(packages.find("x@1"), packages.find("x@1"));
+        for found in [a.unwrap(), b.unwrap()] {
+            assert_eq!(found.package().unwrap().told.folder.join("run.sh"), script);
+        }
+        assert_eq!(std::fs::read_to_string(&script).unwrap(), GROWS);
+    }
+    // Without the artifact it is not run.
+    world.lose(digest).await;
+    packages.find("x@1").await.unwrap();
+    change(&script);
+    let refused = packages.find("x@1").await.unwrap_err().to_string();
+    assert!(refused.contains("cannot be fetched"), "{refused}");
+}
+
+#[tokio::test]
+async fn another_artifact_under_a_known_version_is_refused() {
+    let world = World::start().await;
+    let folder = world.folder.path().join("cache");
+    let first = world.register("x@1", &good()).await;
+    packages(&world, &folder).find("x@1").await.unwrap();
+
+    // Any client of the broker may write over a record.
+    let bucket = registry::bucket(&world.broker).await.unwrap();
+    let overwrite = async |record: &ProgramRecord| {
+        let record = serde_json::to_vec(record).unwrap();
+        bucket.put("x.1", record.into()).await.unwrap();
+    };
+    let name = "x@1".parse().unwrap();
+    let found = registry::find(&world.broker, &name).await.unwrap().unwrap();
+    let text = serde_json::to_string(&manifest()).unwrap();
+    let other = tar(&[
+        ("fiec.json", Some(&text)),
+        ("run.sh", Some("#!/bin/sh\nexit\n")),
+    ]);
+    let second = world.register("x-other@1", &other).await;
+    overwrite(&ProgramRecord {
+        artifact: second,
+        bytes: other.len() as u64,
+        ..found.clone()
+    })
+    .await;
+    // The worker starts again, and its cache has lost the artifact.
+    std::fs::remove_dir_all(folder.join("programs")).unwrap();
+    let next = packages(&world, &folder);
+    let refused = next.find("x@1").await.unwrap_err().to_string();
+    let file = folder.join("versions/x@1").display().to_string();
+    for part in [
+        first.to_string(),
+        second.to_string(),
+        "under a new version".to_owned(),
+        format!("remove {file}"),
+    ] {
+        assert!(refused.contains(&part), "{refused}");
+    }
+    next.find("x-other@1").await.unwrap();
+
+    // The same artifact with another manifest is no better.
+    let manifest = Manifest::parse(br#"{"entry":["sh"],"protocol":"state_dir"}"#).unwrap();
+    overwrite(&found).await;
+    packages(&world, &folder).find("x@1").await.unwrap();
+    overwrite(&ProgramRecord { manifest, ..found }).await;
+    let next = packages(&world, &folder);
+    let refused = next.find("x@1").await.unwrap_err().to_string();
+    assert!(refused.contains("not the registered one"), "{refused}");
+}

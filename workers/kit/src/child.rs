@@ -20,8 +20,8 @@ use fiec_schemas::{BoundaryIndex, Timestamp};
 use crate::commit::{Due, Schedule};
 use crate::flips::Flips;
 use crate::frames::{
-    BoundaryReport, DATA_DIR_ENV, FrameError, INPUT_DIRS_ENV, Merge, Order, Package,
-    RUN_FOLDER_ENV, Reason, Report, Run, SOCKET_ENV, Shares,
+    BoundaryReport, DATA_DIR_ENV, FrameError, INPUT_DIRS_ENV, Merge, Order, Package, Reason,
+    Report, Run, SOCKET_ENV, Shares,
 };
 use crate::port::{FromAgent, Port};
 use crate::program::{Capsule, Inputs, ProgramError, Step, check_result};
@@ -83,7 +83,7 @@ pub fn child_main_with(devices: Arc<dyn Devices>) -> ExitCode {
 
 /// Inputs as the agent or `fiec run` configured them in the environment.
 fn inputs_of_environment() -> Inputs {
-    let inputs = match (
+    match (
         std::env::var_os(INPUT_DIRS_ENV),
         std::env::var_os(DATA_DIR_ENV),
     ) {
@@ -93,8 +93,7 @@ fn inputs_of_environment() -> Inputs {
         }
         (None, Some(folder)) => Inputs::in_folder(folder),
         (None, None) => Inputs::default(),
-    };
-    inputs.with_run_folder(std::env::var_os(RUN_FOLDER_ENV).map(Into::into))
+    }
 }
 
 /// Serves orders until the other end closes the socket.
@@ -317,6 +316,7 @@ impl Child {
             Box::new(FromAgent(Arc::clone(&self.port))),
         );
         cx.execution = Some(run.execution);
+        cx.crashes = run.crashes;
         cx.wishes = Some(self.port.clone());
         let began = self.now();
         let since = Timestamp::now();

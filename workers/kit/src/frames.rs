@@ -34,8 +34,6 @@ pub const SOCKET_ENV: &str = "FIEC_SOCKET_FD";
 pub const DATA_DIR_ENV: &str = "FIEC_DATA_DIR";
 /// Names all folders of inputs, separated by `:`. Parameters cannot name a file elsewhere.
 pub const INPUT_DIRS_ENV: &str = "FIEC_INPUT_DIRS";
-/// Names a folder of the agent's in which a built-in program leaves marks for its next attempt.
-pub const RUN_FOLDER_ENV: &str = "FIEC_MARKS_DIR";
 /// Bytes before the head.
 pub const PREFIX_BYTES: usize = 12;
 /// Longest head in bytes. A submission takes at most half of it.
@@ -191,6 +189,10 @@ pub struct Run {
     /// body.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merge: Option<Merge>,
+    /// Crashes of the execution so far, on all nodes. Only built-in programs receive it: a result
+    /// must not depend on attempts.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub crashes: u64,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {

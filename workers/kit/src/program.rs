@@ -292,6 +292,8 @@ pub struct Capsule {
     fetch: Option<Box<dyn Fetch + Send>>,
     /// The execution, if the capsule belongs to one.
     pub(crate) execution: Option<ExecutionId>,
+    /// Crashes of the execution before this run.
+    pub(crate) crashes: u64,
     /// The agent's wishes while the capsule computes.
     pub(crate) wishes: Option<Arc<dyn Wishes>>,
 }
@@ -452,7 +454,6 @@ enum Files {
 /// same. By default no files are read: parameters come from submitters, files belong to operators.
 pub struct Inputs {
     files: Files,
-    run_folder: Option<PathBuf>,
     cached: Vec<Cached>,
     fetch: Option<Box<dyn Fetch + Send>>,
     devices: Option<Arc<dyn Devices>>,
@@ -488,7 +489,6 @@ impl Inputs {
     pub fn beneath(folders: Vec<PathBuf>) -> Self {
         Self {
             files: Files::Beneath(folders),
-            run_folder: None,
             cached: Vec::new(),
             fetch: None,
             devices: None,
@@ -502,18 +502,6 @@ impl Inputs {
             files: Files::Anywhere,
             ..Self::default()
         }
-    }
-
-    /// Sets a folder of the agent's in which a program may leave marks for its next attempt.
-    #[must_use]
-    pub fn with_run_folder(mut self, folder: Option<PathBuf>) -> Self {
-        self.run_folder = folder;
-        self
-    }
-
-    /// See [`Self::with_run_folder`].
-    pub fn run_folder(&self) -> Option<&Path> {
-        self.run_folder.as_deref()
     }
 
     /// The folder that a foreign program is given, if there is one: the first.

@@ -72,6 +72,7 @@ impl Child {
             grant: fiec_schemas::package::Grant::default(),
             spread: None,
             merge: None,
+            crashes: 1,
         };
         self.send(
             &Order::Run(Box::new(run)),
@@ -119,6 +120,18 @@ fn uuid() -> uuid::Uuid {
 
 fn every(k: u64) -> CommitPolicy {
     CommitPolicy::Every(NonZeroU64::new(k).unwrap())
+}
+
+#[test]
+fn an_execution_that_has_crashed_as_often_as_it_is_to_goes_on() {
+    let params = json!({ "capsules": 3, "crash_at": 1, "crash_attempts": 1 });
+    let child = Child::start();
+    child.run(SYNTHETIC, &params, None, every(9));
+    let Next::End(Report::Completed { result, .. }, _) = child.next() else {
+        panic!("it has not completed")
+    };
+    let whole = run_local(SYNTHETIC, &json!({ "capsules": 3 })).unwrap();
+    assert_eq!(result, whole.result);
 }
 
 #[test]

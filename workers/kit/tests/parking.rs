@@ -58,6 +58,7 @@ impl Child {
             grant: Grant::default(),
             spread: None,
             merge: None,
+            crashes: 0,
         })));
     }
 

@@ -246,6 +246,7 @@ impl Child {
             grant: Grant::default(),
             spread: shares,
             merge: merge.map(|(merge, _)| merge),
+            crashes: 0,
         };
         let own = from.map_or(&[][..], |(_, state)| state);
         let part = merge.map_or(&[][..], |(_, state)| state);
@@ -413,6 +414,7 @@ fn a_commit_is_due_before_more_outputs_wait_than_its_message_can_name() {
         grant: Grant::default(),
         spread: None,
         merge: None,
+        crashes: 0,
     };
     child.order(&Order::Run(Box::new(run)));
     let mut named = Vec::new();

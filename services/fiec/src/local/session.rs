@@ -266,6 +266,7 @@ impl<'a> Session<'a> {
             grant: self.subject.grant.clone(),
             spread: None,
             merge: None,
+            crashes: 0,
         };
         let state = from.map_or(&[][..], |(_, state)| state);
         let order = yield_at.map(|at| {

@@ -121,8 +121,8 @@ impl Line {
 
 /// Executions that live until everything else has ended: what leaks of them stays to be seen. Two
 /// commit as often as they may, one has a large σ, two have long capsules, and one finds no place
-/// under a quota. Beside them one that fails once on each node, and is held: at the end it is retried
-/// until it has ended.
+/// under a quota. Beside them one that fails once, and is held: at the end it is retried until it
+/// has ended.
 ///
 /// # Errors
 /// Never for these tenants.
@@ -135,7 +135,7 @@ pub fn standing() -> anyhow::Result<Vec<Line>> {
     slow["commit"] = json!({"every": 1});
     let fails = json!({"program": "synthetic@1", "on_failure": "hold", "retries": 0,
         "commit": {"every": 1}, "params": {"capsules": 20, "rest_us": 20_000,
-            "state_bytes": 1_024, "crash_at": 10, "crash_marker": "fails"}});
+            "state_bytes": 1_024, "crash_at": 10, "crash_attempts": 1}});
     let nowhere = json!({"program": "synthetic@1", "requires": {"labels": {"no": "such"}}});
     let lines = [
         ("lab", "steady-1", Role::Stays, steps(20_000, 1_024, 200)),

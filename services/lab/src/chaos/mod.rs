@@ -386,7 +386,7 @@ async fn wrong_results(journal: &Journal) -> Vec<Violation> {
 async fn undisturbed(program: &str, params: &serde_json::Value) -> Option<String> {
     let (program, mut params) = (program.to_owned(), params.clone());
     if let Some(params) = params.as_object_mut() {
-        for of_its_course in ["rest_us", "crash_at", "crash_marker"] {
+        for of_its_course in ["rest_us", "crash_at", "crash_attempts"] {
             params.remove(of_its_course);
         }
     }

@@ -5,9 +5,6 @@
 //! all of σ. With `page_bytes` the magic is FIECSYN2, and the digests of pages replace the bytes
 //! (see [`crate::Pages`]). Each capsule then touches one page.
 
-use std::fs::File;
-use std::io::ErrorKind;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use fiec_schemas::Digest;
@@ -30,8 +27,6 @@ const PAGES: &str = "filling";
 /// The program.
 pub struct Synthetic {
     params: SyntheticParams,
-    /// The file that notes a crash.
-    marker: Option<PathBuf>,
     /// The answer to its request for more memory.
     reserved: Option<Reserved>,
     /// The answers about its surroundings and to its grant change.
@@ -187,16 +182,10 @@ impl Synthetic {
         }
     }
 
-    fn crash_if_due(&self, index: u64) {
-        if self.params.crash_at != Some(index) {
+    fn crash_if_due(&self, index: u64, crashes: u64) {
+        let is_over = self.params.crash_attempts.is_some_and(|n| crashes >= n);
+        if self.params.crash_at != Some(index) || is_over {
             return;
-        }
-        if let Some(marker) = &self.marker {
-            match File::create_new(marker) {
-                Ok(_) => {}
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => return,
-                Err(error) => eprintln!("cannot write {}: {error}", marker.display()),
-            }
         }
         eprintln!("synthetic: crashing at capsule {index}, as its parameters say");
         std::process::exit(1);
@@ -252,20 +241,9 @@ impl Synthetic {
 impl Program for Synthetic {
     type State = SyntheticState;
 
-    fn start(params: &Value, inputs: &mut Inputs) -> Result<Self, ProgramError> {
+    fn start(params: &Value, _: &mut Inputs) -> Result<Self, ProgramError> {
         let params = SyntheticParams::from_value(params).map_err(ProgramError::permanent)?;
-        let marker = match (&params.crash_marker, inputs.run_folder()) {
-            (None, _) => None,
-            // Checked parameters have plain names only, which stay in the folder.
-            (Some(name), Some(folder)) => Some(folder.join(name)),
-            (Some(_), None) => {
-                return Err(ProgramError::Permanent(
-                    "params.crash_marker: there is no worker's run folder to keep it in".to_owned(),
-                ));
-            }
-        };
         Ok(Self {
-            marker,
             params,
             reserved: None,
             told: None,
@@ -296,7 +274,7 @@ impl Program for Synthetic {
         cx: &mut Capsule,
     ) -> Result<Step, ProgramError> {
         let index = state.index();
-        self.crash_if_due(index);
+        self.crash_if_due(index, cx.crashes);
         self.ask_if_due(index, cx)?;
         self.look_if_due(index, cx)?;
         if index < self.params.capsules {

@@ -168,6 +168,7 @@ impl Child {
             grant,
             spread,
             merge: merge.map(|(merge, _)| merge),
+            crashes: 0,
         };
         let state = from.map_or(&[][..], |(_, state)| state);
         let part = merge.map_or(&[][..], |(_, state)| state);
