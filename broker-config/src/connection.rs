@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use async_nats::jetstream::{self, ErrorCode};
 use async_nats::jetstream::context::{PublishAckFuture, PublishError, PublishErrorKind};
 use async_nats::jetstream::object_store::ObjectStore;
 use async_nats::jetstream::publish::PublishAck;
+use async_nats::jetstream::{self, ErrorCode};
 use fiec_schemas::Secret;
 use percent_encoding::percent_decode_str;
 use std::sync::atomic::Ordering;
@@ -45,6 +45,17 @@ pub enum BrokerError {
         what: String,
         /// The cause.
         source: async_nats::Error,
+    },
+    /// The server cannot reserve the limit of a stream.
+    #[error(
+        "the broker has no room for stream {stream} of {limit}: ask for fewer --store-bytes, or raise \
+         `max_file_store` in the server's configuration; nothing was lost"
+    )]
+    NoRoom {
+        /// Its name.
+        stream: String,
+        /// Its limit, for people.
+        limit: String,
     },
     /// The store is too small for all streams.
     #[error(

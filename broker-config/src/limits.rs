@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::error::Error;
+use std::time::Duration;
 
 use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::context::{CreateStreamError, CreateStreamErrorKind};
@@ -42,6 +43,9 @@ const LEAST: u64 = 4 << 20;
 const MOST: u64 = 64 << 40;
 /// The stream that finds the room of a store. It exists for a moment.
 const ROOM_STREAM: &str = "FIEC_ROOM";
+/// Attempts to make it while another setup has one, and the pause after each.
+const TRIES: u32 = 100;
+const PAUSE: Duration = Duration::from_millis(50);
 /// A stream counts as full from this part of its limit, in percent: a large message may not fit any
 /// more, and the rest is left to what runs.
 const FULL_PERCENT: u64 = 90;
@@ -100,7 +104,10 @@ pub(crate) async fn bytes_to_share(
     };
     match bytes {
         LEAST.. => Ok(bytes),
-        _ => Err(BrokerError::SmallStore { bytes, least: LEAST }),
+        _ => Err(BrokerError::SmallStore {
+            bytes,
+            least: LEAST,
+        }),
     }
 }
 
@@ -118,7 +125,9 @@ async fn room(broker: &Broker, replicas: usize) -> Result<u64, BrokerError> {
     while bytes > LEAST {
         match has_room(broker, bytes, replicas).await {
             Ok(true) => return Ok(bytes),
-            Err(error) if !lacks_room(&error, &[ErrorCode::CLUSTER_NO_PEERS]) => return Err(error),
+            Err(error) if !refused_with(&error, &[ErrorCode::CLUSTER_NO_PEERS]) => {
+                return Err(error);
+            }
             _ => bytes = bytes / 4 * 3,
         }
     }
@@ -134,26 +143,36 @@ async fn has_room(broker: &Broker, bytes: u64, replicas: usize) -> Result<bool, 
         num_replicas: replicas,
         ..Config::default()
     };
-    let made = broker.js.create_stream(config).await;
-    let what = "look for the room of the store";
-    match made.map_err(BrokerError::operation(what)) {
-        Ok(_) => {
-            let removed = broker.js.delete_stream(ROOM_STREAM).await;
-            removed.map_err(BrokerError::operation(what))?;
-            Ok(true)
+    let mut tries = 0;
+    loop {
+        let made = broker.js.create_stream(&config).await;
+        let error = match made.map_err(BrokerError::operation("look for the room of the store")) {
+            Ok(_) => {
+                // Another setup may have removed it, or the next one does.
+                let _ = broker.js.delete_stream(ROOM_STREAM).await;
+                return Ok(true);
+            }
+            Err(error) => error,
+        };
+        if refused_with(&error, &ROOM_CODES) {
+            return Ok(false);
         }
-        Err(error) if lacks_room(&error, &ROOM_CODES) => Ok(false),
-        Err(error) => Err(error),
+        // Another setup looks at the same time.
+        tries += 1;
+        if tries > TRIES || !refused_with(&error, &[ErrorCode::STREAM_NAME_EXIST]) {
+            return Err(error);
+        }
+        tokio::time::sleep(PAUSE).await;
     }
 }
 
 /// Codes of a server or account that cannot reserve the limit of a stream.
-const ROOM_CODES: [ErrorCode; 2] = [
+pub(crate) const ROOM_CODES: [ErrorCode; 2] = [
     ErrorCode::STORAGE_RESOURCES_EXCEEDED,
     ErrorCode::STREAM_MAX_STREAM_BYTES_EXCEEDED,
 ];
 
-fn lacks_room(error: &BrokerError, codes: &[ErrorCode]) -> bool {
+pub(crate) fn refused_with(error: &BrokerError, codes: &[ErrorCode]) -> bool {
     let first: &(dyn Error + 'static) = error;
     let chain = std::iter::successors(Some(first), |error| (*error).source());
     let mut kinds = chain.filter_map(|e| Some(e.downcast_ref::<CreateStreamError>()?.kind()));

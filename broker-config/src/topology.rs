@@ -220,8 +220,8 @@ fn buckets(profile: &Profile) -> Vec<stream::Config> {
         allow_direct: true,
         ..Default::default()
     };
-    let key_value = |bucket: &str, description: &str, history, marks: Option<Duration>| {
-        stream::Config {
+    let key_value =
+        |bucket: &str, description: &str, history, marks: Option<Duration>| stream::Config {
             name: format!("KV_{bucket}"),
             description: Some(description.to_owned()),
             subjects: vec![format!("$KV.{bucket}.>")],
@@ -230,8 +230,7 @@ fn buckets(profile: &Profile) -> Vec<stream::Config> {
             allow_message_ttl: marks.is_some(),
             subject_delete_marker_ttl: marks,
             ..common.clone()
-        }
-    };
+        };
     // No limit of age: the recorder collects objects without references.
     let objects = |bucket: &str, description: &str| stream::Config {
         name: format!("OBJ_{bucket}"),
@@ -262,11 +261,20 @@ async fn apply_stream(
     present: &BTreeMap<String, stream::Info>,
 ) -> Result<(), BrokerError> {
     let name = config.name.clone();
+    let limit = config.max_bytes;
+    let explain = |error| match limits::refused_with(&error, &limits::ROOM_CODES) {
+        true => BrokerError::NoRoom {
+            stream: name.clone(),
+            limit: limits::words(limit),
+        },
+        false => error,
+    };
     let Some(has) = present.get(&name).map(|info| &info.config) else {
         let created = broker.js.create_stream(config).await;
         return created
             .map(drop)
-            .map_err(BrokerError::operation(format!("create stream {name}")));
+            .map_err(BrokerError::operation(format!("create stream {name}")))
+            .map_err(explain);
     };
     // The first sequence is set at creation and cannot be changed. The server chooses a window.
     let config = stream::Config {
@@ -284,19 +292,29 @@ async fn apply_stream(
     updated
         .map(drop)
         .map_err(BrokerError::operation(format!("update stream {name}")))
+        .map_err(explain)
 }
 
 /// The settings of a stream without those that are as if they were not said, and without the server's
 /// own metadata.
 fn settings(config: &stream::Config) -> Result<Map<String, Value>, BrokerError> {
     let mut config = config.clone();
-    config.metadata.retain(|name, _| !name.starts_with("_nats."));
+    config
+        .metadata
+        .retain(|name, _| !name.starts_with("_nats."));
     let read = serde_json::to_value(&config).map_err(|error| BrokerError::Malformed {
         what: format!("the configuration of {}", config.name),
         reason: error.to_string(),
     })?;
     let all = read.as_object().cloned().unwrap_or_default();
-    let unsaid = [json!(null), json!(false), json!(0), json!(-1), json!({}), json!("none")];
+    let unsaid = [
+        json!(null),
+        json!(false),
+        json!(0),
+        json!(-1),
+        json!({}),
+        json!("none"),
+    ];
     let said = all.into_iter().filter(|(_, value)| !unsaid.contains(value));
     Ok(said.collect())
 }

@@ -72,6 +72,12 @@ impl Upkeep {
         trouble.cloned().map_or(Ok(()), Err)
     }
 
+    /// Whether the ledger stream is full. Then submissions wait, so that executions that run have the
+    /// last room.
+    pub fn is_ledger_full(&self) -> bool {
+        self.found().full_ledger.is_some()
+    }
+
     /// True if the ledger stream may have dropped whole ledgers, by age or by a purge: its first
     /// message is not its first one ever, or that is not known yet.
     pub fn may_have_dropped_ledgers(&self) -> bool {

@@ -108,7 +108,11 @@ async fn each_stream_and_bucket_has_a_limit_and_refuses_unless_it_may_forget() {
     let streams = world.streams().await;
     assert!(streams.len() >= 15, "{}", streams.len());
     for info in &streams {
-        assert!(info.config.max_bytes > 0, "{} has no limit", info.config.name);
+        assert!(
+            info.config.max_bytes > 0,
+            "{} has no limit",
+            info.config.name
+        );
     }
     let forget = streams.iter().map(|info| &info.config);
     let forget = forget.filter(|config| config.discard == DiscardPolicy::Old);
@@ -185,7 +189,10 @@ async fn full_submissions_leave_the_ledgers_their_room() {
     let world = World::with_store(64).await;
     world.apply(None).await;
     let (stored, refused) = world.fill("fiec.submit.greedy", 100_000).await;
-    assert!(stored > 0 && refused.contains("10077"), "{stored}: {refused}");
+    assert!(
+        stored > 0 && refused.contains("10077"),
+        "{stored}: {refused}"
+    );
     let (_, _, draft) = first_message("a");
     let appended = Ledger::new(&world.broker).append(draft, Bytes::new()).await;
     appended.unwrap();

@@ -1,8 +1,8 @@
 //! Streams and shared consumers are as they were set up.
 
 use async_nats::jetstream::stream::Config;
-use fiec_broker::{Broker, limits};
 use fiec_broker::topology::{Profile, streams, submit_consumer};
+use fiec_broker::{Broker, limits};
 use fiec_schemas::subjects;
 
 use crate::judge::checker::{Rule, Violation};
