@@ -185,6 +185,33 @@ async fn a_setup_with_fewer_bytes_loses_nothing_and_says_so() {
 }
 
 #[tokio::test]
+async fn streams_of_an_earlier_version_get_limits_and_keep_what_they_hold() {
+    let world = World::with_store(64).await;
+    world.apply(None).await;
+    for info in world.streams().await {
+        let without = Config {
+            max_bytes: -1,
+            metadata: Default::default(),
+            ..info.config
+        };
+        world.broker.js.update_stream(without).await.unwrap();
+    }
+    let body = Bytes::from(vec![b'x'; 100_000]);
+    for _ in 0..60 {
+        let sent = world.broker.js.publish("fiec.outbox.lab.a.x", body.clone());
+        sent.await.unwrap().await.unwrap();
+    }
+    let applied = world.apply(None).await;
+    let streams = world.streams().await;
+    let unlimited = streams.iter().find(|info| info.config.max_bytes <= 0);
+    assert!(unlimited.is_none(), "{unlimited:?}");
+    let outbox = world.stream(subjects::OUTBOX_STREAM).await;
+    assert_eq!(outbox.state.messages, 60);
+    assert!(outbox.config.max_bytes as u64 > outbox.state.bytes);
+    assert_eq!(applied.notes.len(), 1, "{:?}", applied.notes);
+}
+
+#[tokio::test]
 async fn full_submissions_leave_the_ledgers_their_room() {
     let world = World::with_store(64).await;
     world.apply(None).await;
@@ -199,12 +226,16 @@ async fn full_submissions_leave_the_ledgers_their_room() {
 
     let upkeep = Upkeep::default();
     let keeping = tokio::spawn(upkeep.clone().keep(world.broker.clone(), "test"));
-    let why = loop {
-        if let Err(why) = upkeep.check() {
-            break why;
+    let red = async {
+        loop {
+            if let Err(why) = upkeep.check() {
+                break why;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        tokio::time::sleep(Duration::from_millis(50)).await;
     };
+    let why = tokio::time::timeout(Duration::from_secs(60), red).await;
+    let why = why.expect("health is red");
     assert!(why.contains("streams are full: FIEC_SUBMIT ("), "{why}");
     upkeep.stores().unwrap();
     keeping.abort();
