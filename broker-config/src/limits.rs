@@ -211,7 +211,7 @@ pub(crate) fn full<'a>(streams: impl Iterator<Item = &'a Info>) -> Option<String
         let limit = u64::try_from(info.config.max_bytes).unwrap_or(0);
         limit > 0
             && info.config.discard == DiscardPolicy::New
-            && info.state.bytes >= limit / 100 * FULL_PERCENT
+            && info.state.bytes.saturating_mul(100) >= limit.saturating_mul(FULL_PERCENT)
     });
     let full: Vec<String> = full
         .map(|info| {
