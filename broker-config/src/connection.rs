@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use async_nats::jetstream;
 use async_nats::jetstream::context::{PublishAckFuture, PublishError, PublishErrorKind};
 use async_nats::jetstream::object_store::ObjectStore;
 use async_nats::jetstream::publish::PublishAck;
+use async_nats::jetstream::{self, ErrorCode};
 use fiec_schemas::Secret;
 use percent_encoding::percent_decode_str;
 use std::sync::atomic::Ordering;
@@ -34,6 +34,39 @@ pub enum BrokerError {
         what: String,
         /// The cause.
         source: async_nats::Error,
+    },
+    /// A stream has no room for a message.
+    #[error(
+        "NATS: cannot {what}: the stream or the store is full ({source}); an operator can give it more \
+         room with `fiec setup --store-bytes`"
+    )]
+    Full {
+        /// The operation.
+        what: String,
+        /// The cause.
+        source: async_nats::Error,
+    },
+    /// The server cannot reserve the limit of a stream.
+    #[error(
+        "the broker has no room for stream {stream} of {limit}: ask for fewer --store-bytes, or raise \
+         `max_file_store` in the server's configuration; nothing was lost"
+    )]
+    NoRoom {
+        /// Its name.
+        stream: String,
+        /// Its limit, for people.
+        limit: String,
+    },
+    /// The store is too small for all streams.
+    #[error(
+        "the broker has {bytes} bytes for streams and buckets, and {least} are the least: raise \
+         --store-bytes, or `max_file_store` in the server's configuration, or free its disk"
+    )]
+    SmallStore {
+        /// The bytes to share.
+        bytes: u64,
+        /// The least.
+        least: u64,
     },
     /// Bytes that do not have the digest under which they were stored.
     #[error("{what} has digest {found}, expected {expected}: it is damaged and was not used")]
@@ -91,11 +124,32 @@ impl BrokerError {
         E: Into<async_nats::Error>,
     {
         let what = what.into();
-        move |source| Self::Operation {
-            what,
-            source: source.into(),
+        move |source| {
+            let source = source.into();
+            match is_full(&*source) {
+                true => Self::Full { what, source },
+                false => Self::Operation { what, source },
+            }
         }
     }
+}
+
+/// Whether the broker refused a message because a stream or the store is full.
+fn is_full(error: &(dyn std::error::Error + Send + Sync + 'static)) -> bool {
+    let first: &(dyn std::error::Error + 'static) = error;
+    let mut chain = std::iter::successors(Some(first), |error| (*error).source());
+    chain.any(|error| {
+        let refusal = error.downcast_ref::<PublishError>();
+        let cause = refusal.and_then(std::error::Error::source);
+        let cause = cause.and_then(|cause| cause.downcast_ref::<jetstream::Error>());
+        cause.is_some_and(|cause| {
+            [
+                ErrorCode::STREAM_STORE_FAILED,
+                ErrorCode::INSUFFICIENT_RESOURCES,
+            ]
+            .contains(&cause.error_code())
+        })
+    })
 }
 
 /// Removes user, password and token from a URL, or from several with commas, for messages.

@@ -8,7 +8,7 @@ use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::context::{
     CreateStreamError, CreateStreamErrorKind, GetStreamErrorKind,
 };
-use async_nats::jetstream::stream::Config;
+use async_nats::jetstream::stream::Info;
 use futures_util::TryStreamExt;
 
 use crate::{Broker, BrokerError};
@@ -22,16 +22,16 @@ const PAUSE: Duration = Duration::from_millis(100);
 const PLACED_WITHIN: Duration = Duration::from_secs(10);
 
 /// Repeats an attempt to make or change streams while the cluster has too few servers at hand.
-pub(crate) async fn placed<F>(attempt: impl Fn() -> F) -> Result<(), BrokerError>
+pub(crate) async fn placed<T, F>(attempt: impl Fn() -> F) -> Result<T, BrokerError>
 where
-    F: Future<Output = Result<(), BrokerError>>,
+    F: Future<Output = Result<T, BrokerError>>,
 {
     placed_within(PLACED_WITHIN, attempt).await
 }
 
-async fn placed_within<F>(limit: Duration, attempt: impl Fn() -> F) -> Result<(), BrokerError>
+async fn placed_within<T, F>(limit: Duration, attempt: impl Fn() -> F) -> Result<T, BrokerError>
 where
-    F: Future<Output = Result<(), BrokerError>>,
+    F: Future<Output = Result<T, BrokerError>>,
 {
     let began = Instant::now();
     loop {
@@ -71,15 +71,31 @@ fn is_ours(stream: &str) -> bool {
     name.starts_with("FIEC_")
 }
 
-/// The configuration of a stream; none if there is no such stream. One without a leader is awaited.
-pub(crate) async fn configuration(
-    broker: &Broker,
-    stream: &str,
-) -> Result<Option<Config>, BrokerError> {
+/// Reads FIEC's streams, by name. A stream without a leader is awaited: a list of all streams would
+/// leave it out.
+///
+/// # Errors
+/// When the broker does not answer, or a stream has no leader for long.
+pub async fn read_streams(broker: &Broker) -> Result<BTreeMap<String, Info>, BrokerError> {
+    let names = broker.js.stream_names().try_collect();
+    let names: Vec<String> = names
+        .await
+        .map_err(BrokerError::operation("list the streams"))?;
+    let mut streams = BTreeMap::new();
+    for name in names.into_iter().filter(|name| is_ours(name)) {
+        if let Some(info) = look_at(broker, &name).await? {
+            streams.insert(name, info);
+        }
+    }
+    Ok(streams)
+}
+
+/// What a stream is and holds; none if there is no such stream. One without a leader is awaited.
+async fn look_at(broker: &Broker, stream: &str) -> Result<Option<Info>, BrokerError> {
     let began = Instant::now();
     loop {
         let error = match broker.js.get_stream(stream).await {
-            Ok(found) => return Ok(Some(found.cached_info().config.clone())),
+            Ok(found) => return Ok(Some(found.cached_info().clone())),
             Err(error) => error,
         };
         match error.kind() {
@@ -98,23 +114,11 @@ pub(crate) async fn configuration(
 }
 
 impl Copies {
-    /// Reads the configuration of all streams. A stream without a leader is awaited: a list of all
-    /// configurations would leave it out.
-    ///
-    /// # Errors
-    /// When the broker does not answer, or a stream has no leader for long.
-    pub async fn read(broker: &Broker) -> Result<Self, BrokerError> {
-        let names = broker.js.stream_names().try_collect();
-        let names: Vec<String> = names
-            .await
-            .map_err(BrokerError::operation("list the streams"))?;
-        let mut copies = BTreeMap::new();
-        for name in names.into_iter().filter(|name| is_ours(name)) {
-            if let Some(config) = configuration(broker, &name).await? {
-                copies.insert(name, config.num_replicas);
-            }
-        }
-        Ok(Self(copies))
+    /// The copies of these streams.
+    pub fn of(streams: &BTreeMap<String, Info>) -> Self {
+        let copies = streams.iter();
+        let copies = copies.map(|(name, info)| (name.clone(), info.config.num_replicas));
+        Self(copies.collect())
     }
 
     /// The copies that a stream should have: as `asked`, else as it has. A new stream gets as many

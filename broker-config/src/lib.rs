@@ -17,6 +17,7 @@ pub mod flags;
 pub mod identity;
 pub mod leader;
 pub mod ledger;
+pub mod limits;
 pub mod lists;
 pub mod nodes;
 mod objects;

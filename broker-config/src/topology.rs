@@ -1,17 +1,18 @@
 //! Streams and buckets as data (`broker-config/streams/*.json`, readable by
 //! `nats stream add --config`), applied idempotently.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, Consumer, DeliverPolicy, pull};
-use async_nats::jetstream::{kv, object_store, stream};
+use async_nats::jetstream::stream;
 use fiec_schemas::subjects;
 use futures_util::TryStreamExt;
+use serde_json::{Map, Value, json};
 
 use crate::copies::{self, Copies};
 use crate::nodes::MARKS_KEPT;
-use crate::{Broker, BrokerError, capsules};
+use crate::{Broker, BrokerError, capsules, limits};
 
 const STREAMS: [(&str, &str); 10] = [
     ("FIEC_SUBMIT", include_str!("../streams/FIEC_SUBMIT.json")),
@@ -46,13 +47,25 @@ pub struct Profile {
     pub allow_fewer_replicas: bool,
     /// Shards of nodes; about 500 nodes each. None: as many as there are.
     pub shards: Option<u16>,
+    /// Bytes that streams and buckets share: see [`limits`]. None: as many as before; at first half of
+    /// what the server accepts.
+    pub store_bytes: Option<u64>,
     /// First sequence of the ledger stream, for a stream that is created again after a loss.
     pub ledger_first_sequence: Option<u64>,
     /// First sequence of the stream of facts, likewise.
     pub record_first_sequence: Option<u64>,
 }
 
-/// The stream configurations of a profile.
+/// What [`apply`] set.
+#[derive(Debug, Clone, Default)]
+pub struct Applied {
+    /// Bytes that streams and buckets share.
+    pub store_bytes: u64,
+    /// Streams that hold more than their share, in sentences.
+    pub notes: Vec<String>,
+}
+
+/// The stream configurations of a profile. Without its `store_bytes` they have no shares.
 ///
 /// # Errors
 /// When a committed configuration cannot be read; a test prevents that.
@@ -69,6 +82,7 @@ pub fn streams(profile: &Profile) -> Result<Vec<stream::Config>, BrokerError> {
             ..config
         };
         let shards = profile.shards.unwrap_or(1);
+        let config = limited(config, profile);
         if name == "FIEC_CAPSULE" {
             for shard in 0..shards {
                 configs.push(stream::Config {
@@ -80,7 +94,7 @@ pub fn streams(profile: &Profile) -> Result<Vec<stream::Config>, BrokerError> {
         } else if name == subjects::LEDGER_STREAM {
             configs.push(stream::Config {
                 first_sequence: profile.ledger_first_sequence,
-                metadata: HashMap::from([(SHARDS.to_owned(), shards.to_string())]),
+                metadata: metadata(shards, profile.store_bytes),
                 ..config
             });
         } else if name == subjects::RECORD_STREAM {
@@ -93,6 +107,22 @@ pub fn streams(profile: &Profile) -> Result<Vec<stream::Config>, BrokerError> {
         }
     }
     Ok(configs)
+}
+
+/// Gives a stream its share of the store.
+fn limited(mut config: stream::Config, profile: &Profile) -> stream::Config {
+    if let Some(store) = profile.store_bytes {
+        let shards = profile.shards.unwrap_or(1);
+        config.max_bytes = limits::limit(&config.name, config.max_bytes, store, shards);
+    }
+    config
+}
+
+/// Metadata of the ledger stream.
+fn metadata(shards: u16, store_bytes: Option<u64>) -> HashMap<String, String> {
+    let bytes = store_bytes.map(|bytes| (limits::STORE_BYTES.to_owned(), bytes.to_string()));
+    let shards = (SHARDS.to_owned(), shards.to_string());
+    bytes.into_iter().chain([shards]).collect()
 }
 
 /// The number of shards in use: as many as the ledger stream says, or as there are streams of them.
@@ -131,12 +161,13 @@ pub(crate) fn shards_of(names: &BTreeSet<String>, ledger: Option<&stream::Config
 /// # Errors
 /// When the broker refuses one. [`BrokerError::FewerCopies`], before anything is changed, if a
 /// stream would lose copies and the profile does not allow it.
-pub async fn apply(broker: &Broker, profile: &Profile) -> Result<(), BrokerError> {
+pub async fn apply(broker: &Broker, profile: &Profile) -> Result<Applied, BrokerError> {
     copies::placed(|| apply_once(broker, profile)).await
 }
 
-async fn apply_once(broker: &Broker, profile: &Profile) -> Result<(), BrokerError> {
-    let copies = Copies::read(broker).await?;
+async fn apply_once(broker: &Broker, profile: &Profile) -> Result<Applied, BrokerError> {
+    let present = copies::read_streams(broker).await?;
+    let copies = Copies::of(&present);
     if let Some(asked) = profile.replicas.filter(|_| !profile.allow_fewer_replicas) {
         copies.none_above(asked)?;
     }
@@ -145,133 +176,147 @@ async fn apply_once(broker: &Broker, profile: &Profile) -> Result<(), BrokerErro
         Some(shards) => shards,
         None => shards(broker).await?,
     };
+    let replicas = wanted(subjects::LEDGER_STREAM);
+    let asked = profile.store_bytes;
+    let store_bytes = limits::bytes_to_share(broker, asked, &present, replicas).await?;
     let profile = &Profile {
         shards: Some(shards),
+        store_bytes: Some(store_bytes),
         ..*profile
     };
-    // The ledger stream comes last: after a loss of the store, policy services and recorders wait
-    // for it, and then need all the others.
-    let (ledger, others): (Vec<_>, Vec<_>) = streams(profile)?
-        .into_iter()
-        .map(|config| stream::Config {
+    let mut notes = Vec::new();
+    let configs = streams(profile)?.into_iter().chain(buckets(profile));
+    let configs = configs.map(|config| {
+        let mut config = stream::Config {
             num_replicas: wanted(&config.name),
             ..config
-        })
-        .partition(|config| config.name == subjects::LEDGER_STREAM);
+        };
+        let has = present.get(&config.name);
+        notes.extend(limits::hold_contents(&mut config, has));
+        config
+    });
+    // The ledger stream comes last: after a loss of the store, policy services and recorders wait
+    // for it, and then need all the others.
+    let (ledger, others): (Vec<_>, Vec<_>) =
+        configs.partition(|config| config.name == subjects::LEDGER_STREAM);
     for config in others {
-        apply_stream(broker, config).await?;
-    }
-    for (bucket, description, history, limit_markers) in [
-        (
-            subjects::NODES_BUCKET,
-            "Node descriptors and operators' flags",
-            4,
-            Some(MARKS_KEPT),
-        ),
-        (
-            subjects::PROGRAMS_BUCKET,
-            "Programs that were pushed, by name and version",
-            1,
-            None,
-        ),
-        (
-            subjects::QUOTA_BUCKET,
-            "What tenants may use at once, by tenant",
-            8,
-            None,
-        ),
-    ] {
-        broker
-            .js
-            .create_or_update_key_value(kv::Config {
-                bucket: bucket.to_owned(),
-                description: description.to_owned(),
-                history,
-                limit_markers,
-                num_replicas: wanted(&format!("KV_{bucket}")),
-                ..Default::default()
-            })
-            .await
-            .map_err(BrokerError::operation(format!("create bucket {bucket}")))?;
-    }
-    // No limit of age: the recorder collects objects without references.
-    for (bucket, description) in [
-        (
-            subjects::STATE_BUCKET,
-            "Verified states, whole, by execution and digest",
-        ),
-        (subjects::DATA_BUCKET, "Inputs and outputs by digest"),
-    ] {
-        let stream = format!("OBJ_{bucket}");
-        let num_replicas = wanted(&stream);
-        if copies::configuration(broker, &stream).await?.is_none() {
-            broker
-                .js
-                .create_object_store(object_store::Config {
-                    bucket: bucket.to_owned(),
-                    description: Some(description.to_owned()),
-                    num_replicas,
-                    ..Default::default()
-                })
-                .await
-                .map_err(BrokerError::operation(format!(
-                    "create object store {bucket}"
-                )))?;
-        }
-        keep_for_ever(broker, &stream, num_replicas).await?;
+        apply_stream(broker, config, &present).await?;
     }
     make_submit_consumer(broker).await?;
     for shard in 0..shards {
         capsules::limit_consumers(broker, shard).await?;
     }
     for config in ledger {
-        apply_stream(broker, config).await?;
+        apply_stream(broker, config, &present).await?;
     }
-    Ok(())
+    Ok(Applied { store_bytes, notes })
 }
 
-async fn apply_stream(broker: &Broker, config: stream::Config) -> Result<(), BrokerError> {
-    let name = config.name.clone();
-    // The first sequence is set at creation and cannot be changed.
-    if copies::configuration(broker, &name).await?.is_some() {
-        let config = stream::Config {
-            first_sequence: None,
-            ..config
+/// The streams of key-value buckets and object stores, as the client library makes them.
+fn buckets(profile: &Profile) -> Vec<stream::Config> {
+    let common = stream::Config {
+        discard: stream::DiscardPolicy::New,
+        allow_rollup: true,
+        allow_direct: true,
+        ..Default::default()
+    };
+    let key_value =
+        |bucket: &str, description: &str, history, marks: Option<Duration>| stream::Config {
+            name: format!("KV_{bucket}"),
+            description: Some(description.to_owned()),
+            subjects: vec![format!("$KV.{bucket}.>")],
+            max_messages_per_subject: history,
+            deny_delete: true,
+            allow_message_ttl: marks.is_some(),
+            subject_delete_marker_ttl: marks,
+            ..common.clone()
         };
-        let updated = broker.js.update_stream(&config).await;
-        updated
-            .map(drop)
-            .map_err(BrokerError::operation(format!("update stream {name}")))
-    } else {
+    // No limit of age: the recorder collects objects without references.
+    let objects = |bucket: &str, description: &str| stream::Config {
+        name: format!("OBJ_{bucket}"),
+        description: Some(description.to_owned()),
+        subjects: vec![format!("$O.{bucket}.C.>"), format!("$O.{bucket}.M.>")],
+        ..common.clone()
+    };
+    let nodes = "Node descriptors and operators' flags";
+    let programs = "Programs that were pushed, by name and version";
+    let quotas = "What tenants may use at once, by tenant";
+    let states = "Verified states, whole, by execution and digest";
+    let made = [
+        key_value(subjects::NODES_BUCKET, nodes, 4, Some(MARKS_KEPT)),
+        key_value(subjects::PROGRAMS_BUCKET, programs, 1, None),
+        key_value(subjects::QUOTA_BUCKET, quotas, 8, None),
+        objects(subjects::STATE_BUCKET, states),
+        objects(subjects::DATA_BUCKET, "Inputs and outputs by digest"),
+    ];
+    let limited = made.into_iter().map(|config| limited(config, profile));
+    limited.collect()
+}
+
+/// Makes a stream, or updates one that differs. A server whose store has become smaller than the
+/// limits refuses each update, and goes on with the streams as they are.
+async fn apply_stream(
+    broker: &Broker,
+    config: stream::Config,
+    present: &BTreeMap<String, stream::Info>,
+) -> Result<(), BrokerError> {
+    let name = config.name.clone();
+    let limit = config.max_bytes;
+    let explain = |error| match limits::refused_with(&error, &limits::ROOM_CODES) {
+        true => BrokerError::NoRoom {
+            stream: name.clone(),
+            limit: limits::words(limit),
+        },
+        false => error,
+    };
+    let Some(has) = present.get(&name).map(|info| &info.config) else {
         let created = broker.js.create_stream(config).await;
-        created
+        return created
             .map(drop)
             .map_err(BrokerError::operation(format!("create stream {name}")))
-    }
-}
-
-/// Sets the copies of an object store's stream. Removes the limit of age of an earlier version.
-async fn keep_for_ever(
-    broker: &Broker,
-    name: &str,
-    num_replicas: usize,
-) -> Result<(), BrokerError> {
-    let what = format!("update stream {name}");
-    let found = copies::configuration(broker, name).await?;
-    let config = found.ok_or_else(|| BrokerError::Missing {
-        what: format!("stream {name}"),
-        hint: String::new(),
-    })?;
-    if config.max_age.is_zero() && config.num_replicas == num_replicas {
-        return Ok(());
-    }
+            .map_err(explain);
+    };
+    // The first sequence is set at creation and cannot be changed. The server chooses a window.
     let config = stream::Config {
-        max_age: Duration::ZERO,
-        num_replicas,
+        first_sequence: has.first_sequence,
+        duplicate_window: match config.duplicate_window {
+            Duration::ZERO => has.duplicate_window,
+            said => said,
+        },
         ..config
     };
+    if settings(&config)? == settings(has)? {
+        return Ok(());
+    }
     let updated = broker.js.update_stream(&config).await;
-    updated.map(drop).map_err(BrokerError::operation(what))
+    updated
+        .map(drop)
+        .map_err(BrokerError::operation(format!("update stream {name}")))
+        .map_err(explain)
+}
+
+/// The settings of a stream without those that are as if they were not said, and without the server's
+/// own metadata.
+fn settings(config: &stream::Config) -> Result<Map<String, Value>, BrokerError> {
+    let mut config = config.clone();
+    config
+        .metadata
+        .retain(|name, _| !name.starts_with("_nats."));
+    let read = serde_json::to_value(&config).map_err(|error| BrokerError::Malformed {
+        what: format!("the configuration of {}", config.name),
+        reason: error.to_string(),
+    })?;
+    let all = read.as_object().cloned().unwrap_or_default();
+    let unsaid = [
+        json!(null),
+        json!(false),
+        json!(0),
+        json!(-1),
+        json!({}),
+        json!("none"),
+    ];
+    let said = all.into_iter().filter(|(_, value)| !unsaid.contains(value));
+    Ok(said.collect())
 }
 
 async fn make_submit_consumer(broker: &Broker) -> Result<Consumer<pull::Config>, BrokerError> {

@@ -9,18 +9,18 @@ use async_nats::jetstream::stream::{Config, StorageType};
 use fiec_schemas::subjects;
 use futures_util::TryStreamExt;
 
-use crate::copies::Copies;
+use crate::copies::{self, Copies};
 use crate::topology::{Profile, shards_of, streams};
-use crate::{Broker, BrokerError};
+use crate::{Broker, BrokerError, limits};
 
 const EVERY: Duration = Duration::from_secs(2);
 /// Time limit of a round.
 const WITHIN: Duration = Duration::from_secs(5);
-/// Pause between two comparisons of the copies. Each asks the leaders of all streams, which takes long
-/// while some have none.
-const COPIES_EVERY: Duration = Duration::from_secs(20);
-/// Time limit of a comparison.
-const COPIES_WITHIN: Duration = Duration::from_secs(15);
+/// Pause between two looks at the copies and the contents. Each asks the leaders of all streams, which
+/// takes long while some have none.
+const STREAMS_EVERY: Duration = Duration::from_secs(20);
+/// Time limit of such a look.
+const STREAMS_WITHIN: Duration = Duration::from_secs(15);
 /// Bytes of a probe: more than a full disk can absorb.
 const PROBE_BYTES: usize = 4_096;
 
@@ -34,6 +34,10 @@ pub struct Upkeep {
 struct Found {
     missing: Option<String>,
     refused: Option<String>,
+    /// Streams that are full.
+    full: Option<String>,
+    /// The ledger stream is full.
+    full_ledger: Option<String>,
     /// Streams differ in their copies.
     mixed: Option<String>,
     /// The ledger stream has all messages since its first one.
@@ -44,10 +48,10 @@ impl Upkeep {
     /// Fails with the broker's problem and its remedy.
     ///
     /// # Errors
-    /// When a stream is missing, the broker does not store, or streams differ in their copies.
+    /// When a stream is missing or full, the broker does not store, or streams differ in their copies.
     pub fn check(&self) -> Result<(), String> {
         let found = self.found();
-        let troubles = [&found.missing, &found.refused, &found.mixed];
+        let troubles = [&found.missing, &found.refused, &found.full, &found.mixed];
         let troubles = troubles.into_iter().flatten();
         let words: Vec<&str> = troubles.map(String::as_str).collect();
         if words.is_empty() {
@@ -57,12 +61,21 @@ impl Upkeep {
         }
     }
 
-    /// Fails if the broker does not store, with the remedy.
+    /// Fails if the broker has no room for new executions, with the remedy. The last room of the
+    /// ledgers is left to executions that run.
     ///
     /// # Errors
-    /// When the last probe was refused or not acknowledged.
+    /// When the last probe was refused or not acknowledged, or the ledger stream is full.
     pub fn stores(&self) -> Result<(), String> {
-        self.found().refused.clone().map_or(Ok(()), Err)
+        let found = self.found();
+        let trouble = found.refused.as_ref().or(found.full_ledger.as_ref());
+        trouble.cloned().map_or(Ok(()), Err)
+    }
+
+    /// Whether the ledger stream is full. Then submissions wait, so that executions that run have the
+    /// last room.
+    pub fn is_ledger_full(&self) -> bool {
+        self.found().full_ledger.is_some()
     }
 
     /// True if the ledger stream may have dropped whole ledgers, by age or by a purge: its first
@@ -71,10 +84,10 @@ impl Upkeep {
         !self.found().has_all_ledgers
     }
 
-    /// Checks every two seconds, and compares the copies more seldom, forever. `who` names the kind of
+    /// Checks every two seconds, and looks at the copies and contents of streams more seldom, forever. `who` names the kind of
     /// service. The probes of one kind replace each other.
     pub async fn keep(self, broker: Broker, who: &'static str) {
-        tokio::join!(self.look(&broker, who), self.compare_copies(&broker));
+        tokio::join!(self.look(&broker, who), self.look_at_streams(&broker));
     }
 
     async fn look(&self, broker: &Broker, who: &'static str) {
@@ -92,19 +105,25 @@ impl Upkeep {
     }
 
     /// No answer leaves the last finding: a broker that does not answer is found by [`Self::look`].
-    async fn compare_copies(&self, broker: &Broker) {
+    async fn look_at_streams(&self, broker: &Broker) {
         loop {
-            if let Ok(Ok(copies)) = tokio::time::timeout(COPIES_WITHIN, Copies::read(broker)).await
-            {
-                let mixed = copies.mixture().map(|mixture| {
+            let read = copies::read_streams(broker);
+            if let Ok(Ok(streams)) = tokio::time::timeout(STREAMS_WITHIN, read).await {
+                let mixed = Copies::of(&streams).mixture().map(|mixture| {
                     format!(
                         "streams have different numbers of copies ({mixture}): give all the same with \
                          `fiec setup --replicas`"
                     )
                 });
-                self.note(|found| found.mixed = mixed);
+                let full = limits::full(streams.values());
+                let full_ledger = limits::full(streams.get(subjects::LEDGER_STREAM).into_iter());
+                self.note(|found| {
+                    found.mixed = mixed;
+                    found.full = full;
+                    found.full_ledger = full_ledger;
+                });
             }
-            tokio::time::sleep(COPIES_EVERY).await;
+            tokio::time::sleep(STREAMS_EVERY).await;
         }
     }
 
@@ -163,6 +182,7 @@ async fn complete(broker: &Broker, has_all_ledgers: &mut bool) -> Result<(), Str
     };
     let profile = Profile {
         shards: Some(shards_of(&names, ledger.as_ref())),
+        store_bytes: ledger.as_ref().and_then(limits::shared_bytes),
         ..Profile::default()
     };
     let mut missing = Vec::new();

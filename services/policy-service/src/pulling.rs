@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use async_nats::jetstream;
 use async_nats::jetstream::consumer::{Consumer, pull};
-use fiec_broker::{Broker, BrokerError, topology};
+use fiec_broker::{Broker, BrokerError, Upkeep, topology};
 use fiec_schemas::Timestamp;
 use futures_util::StreamExt as _;
 use prometheus_client::metrics::gauge::Gauge;
@@ -201,11 +201,12 @@ pub async fn submissions(
     to: Sender<Pulled>,
     intake: Intake,
     waiting: Waiting,
+    upkeep: Upkeep,
 ) -> Result<(), ServiceError> {
     let bounds = Bounds::new(&broker);
     let careful_until = OnceLock::new();
     let pulls = again("submissions", || async {
-        let ended = pull_all(&broker, &to, &bounds, &careful_until, &intake).await;
+        let ended = pull_all(&broker, &to, &bounds, &careful_until, &intake, &upkeep).await;
         ended.inspect_err(|error| intake.failed(error))
     });
     let (ended, ()) = tokio::join!(pulls, waiting.try_again(&broker, &bounds, &to));
@@ -219,11 +220,17 @@ async fn pull_all(
     bounds: &Bounds,
     careful_until: &OnceLock<Option<Instant>>,
     intake: &Intake,
+    upkeep: &Upkeep,
 ) -> Result<(), BrokerError> {
     let consumer = topology::submit_consumer(broker).await?;
     let open = consumer.cached_info().num_ack_pending;
     let careful_until = *careful_until.get_or_init(|| careful_until_of(open));
     while !to.is_closed() {
+        if upkeep.is_ledger_full() {
+            // They wait in their stream. Health is red with the reason.
+            tokio::time::sleep(OPEN).await;
+            continue;
+        }
         let alone = careful_until.is_some_and(|until| Instant::now() < until);
         let Some(room) = bounds.room(alone).await else {
             return Ok(());

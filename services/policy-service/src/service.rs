@@ -197,10 +197,10 @@ impl Life {
             (Arc::clone(&loaded), feed.clone(), after_loss),
         );
         let mut tasks: JoinSet<(&'static str, Result<(), ServiceError>)> = JoinSet::new();
-        let b = broker.clone();
+        let (b, u) = (broker.clone(), upkeep.clone());
         tasks.spawn(async move {
             ("upkeep", {
-                upkeep.keep(b, "policy").await;
+                u.keep(b, "policy").await;
                 Ok(())
             })
         });
@@ -245,7 +245,7 @@ impl Life {
         tasks.spawn(async move {
             (
                 "submissions",
-                pulling::submissions(b, submissions_tx, intake, waiting).await,
+                pulling::submissions(b, submissions_tx, intake, waiting, upkeep).await,
             )
         });
         tasks.spawn(async move {

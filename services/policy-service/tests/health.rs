@@ -24,7 +24,7 @@ pub async fn healthz(address: SocketAddr) -> String {
 }
 
 /// A service and the address of its `/healthz`.
-async fn watched(stage: &Stage) -> (Running, SocketAddr) {
+pub async fn watched(stage: &Stage) -> (Running, SocketAddr) {
     watched_with(stage, Options::default()).await
 }
 
@@ -40,7 +40,7 @@ pub async fn watched_with(stage: &Stage, options: Options) -> (Running, SocketAd
     (stage.service_with(options).await, address)
 }
 
-async fn submit(stage: &Stage) -> SubmitReply {
+pub async fn submit(stage: &Stage) -> SubmitReply {
     let line = r#"{"program":"synthetic@1"}"#;
     let client = &stage.broker.client;
     let reply = client.request("fiec.api.submit.lab", line.into()).await;

@@ -12,6 +12,7 @@ mod behind;
 mod bounds;
 mod entrusted;
 mod flood;
+mod full_streams;
 mod health;
 mod history;
 mod offers;

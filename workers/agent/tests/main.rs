@@ -14,6 +14,7 @@ mod daemons;
 mod devices;
 mod entrusted;
 mod frames_room;
+mod full_streams;
 mod large_states;
 mod last_messages;
 mod logs;

@@ -4,7 +4,7 @@ mod machine;
 
 use std::time::Duration;
 
-use fiec_broker::copies::Copies;
+use fiec_broker::copies::{self, Copies};
 use fiec_broker::{Broker, BrokerClock, ConnectOptions, without_secrets};
 use fiec_recorder::PgTime;
 use fiec_schemas::messages::Viability;
@@ -153,8 +153,8 @@ async fn broker(url: &Secret) -> (Vec<Check>, Option<BrokerClock>) {
             "run `fiec setup` once against this server",
         ),
     });
-    checks.push(match Copies::read(&broker).await {
-        Ok(copies) => copies_of(&copies),
+    checks.push(match copies::read_streams(&broker).await {
+        Ok(streams) => copies_of(&Copies::of(&streams)),
         // The checks above say that the broker does not answer.
         Err(error) => Check::bad("copies", Status::Warning, error.to_string(), ""),
     });

@@ -42,6 +42,10 @@ pub struct SetupArgs {
     /// Shards of nodes; about 500 nodes each [default: as many as there are, else 1]
     #[arg(long)]
     pub shards: Option<u16>,
+    /// Bytes that streams and buckets share, e.g. 200GiB: each may hold its part [default: as many
+    /// as before, at first half of what the server accepts]
+    #[arg(long, value_parser = parse_bytes)]
+    pub store_bytes: Option<u64>,
     /// First sequence of a ledger stream that is created again after a loss
     #[arg(long)]
     pub ledger_first_sequence: Option<u64>,
@@ -74,13 +78,20 @@ pub async fn setup(args: SetupArgs, global: &Global) -> anyhow::Result<Outcome> 
         replicas: args.replicas,
         allow_fewer_replicas: args.allow_fewer_replicas,
         shards: args.shards,
+        store_bytes: args.store_bytes,
         ledger_first_sequence: args
             .ledger_first_sequence
             .or_else(|| behind(subjects::LEDGER_STREAM)),
         record_first_sequence: behind(subjects::RECORD_STREAM),
     };
-    topology::apply(&broker, &profile).await?;
-    println!("streams and buckets are as they should be");
+    let applied = topology::apply(&broker, &profile).await?;
+    for note in &applied.notes {
+        println!("{note}");
+    }
+    println!(
+        "streams and buckets are as they should be, and share {}",
+        crate::ui::bytes(applied.store_bytes)
+    );
     Ok(Outcome::Done)
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_nats::jetstream::message::PublishMessage;
 use bytes::Bytes;
+use fiec_broker::BrokerError;
 use fiec_schemas::messages::{Accepted, SubmitReply};
 use fiec_schemas::submission::{ATOMIC_HEADER, LINES_LIMIT, lines};
 use fiec_schemas::{BatchId, ExecutionId, FieldError, LineError, Tenant, subjects};
@@ -188,6 +189,7 @@ impl Api {
         let ack = tokio::time::timeout(STORED_WITHIN, stored)
             .await
             .map_err(|error| failed(&error))?
+            .map_err(BrokerError::operation("store the submission"))
             .map_err(|error| failed(&error))?;
         let batch = several.then(|| BatchId::from_submission(tenant, stamp, ack.sequence));
         let mut batches = Vec::new();

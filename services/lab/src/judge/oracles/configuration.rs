@@ -1,8 +1,8 @@
 //! Streams and shared consumers are as they were set up.
 
 use async_nats::jetstream::stream::Config;
-use fiec_broker::Broker;
 use fiec_broker::topology::{Profile, streams, submit_consumer};
+use fiec_broker::{Broker, limits};
 use fiec_schemas::subjects;
 
 use crate::judge::checker::{Rule, Violation};
@@ -13,8 +13,11 @@ pub type Present = Vec<(Config, Option<Config>)>;
 /// Reads the configurations of a stage, which has one shard.
 pub async fn observe(broker: &Broker, copies: usize) -> Result<Vec<Violation>, String> {
     let mut present = Present::new();
+    let ledger = broker.js.get_stream(subjects::LEDGER_STREAM).await.ok();
+    let ledger = ledger.map(|ledger| ledger.cached_info().config.clone());
     let profile = Profile {
         replicas: Some(copies),
+        store_bytes: ledger.as_ref().and_then(limits::shared_bytes),
         ..Profile::default()
     };
     for wanted in streams(&profile).map_err(|e| e.to_string())? {
