@@ -98,7 +98,9 @@ async fn a_line_beyond_a_tenants_waiting_executions_is_refused_and_other_tenants
     let reply: SubmitReply = stage.ask_raw("fiec.api.submit.lab", &body("w", 201)).await;
     assert!(reply.accepted.iter().all(|a| a.existing), "{reply:?}");
     assert_eq!((reply.accepted.len(), reply.errors[0].line), (200, 201));
-    let before = messages_of(&stage, subjects::RECORD_STREAM).await;
+    // Records are stored after the answer.
+    let before = 5;
+    until(|| async { messages_of(&stage, subjects::RECORD_STREAM).await == before }).await;
     stage.publish(&body("w", 200)).await;
     until(|| async { stage.submissions_left().await == 0 }).await;
     assert_eq!(messages_of(&stage, subjects::RECORD_STREAM).await, before);

@@ -2,6 +2,7 @@
 
 mod world;
 
+use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::{Fault, Phase, StartError};
 use world::World;
 
@@ -62,4 +63,18 @@ fn what_starts_nowhere_waits_and_does_not_fail() {
             .iter()
             .any(|n| n.set_aside.is_empty())
     );
+}
+
+#[test]
+fn a_node_that_has_lost_a_device_is_asked_for_a_proof_of_it() {
+    let mut w = World::new(2);
+    w.submit_and_store(1);
+    w.start(1);
+    let (lost, at) = (w.node_of(1), w.node(w.node_of(1)));
+    drop(w.take_controls());
+    w.give_back(1, Fault::DeviceLost);
+    let asked = w.take_controls();
+    assert!(asked.contains(&(at, ControlRequest::Prove)), "{asked:?}");
+    w.pass(200);
+    assert_ne!(w.node_of(1), lost);
 }

@@ -245,6 +245,11 @@ impl Runner {
                     let reason = format!("{}: {over}", self.spec.program);
                     Box::pin(self.fail_now(Fault::Limit, reason)).await;
                 }
+                // The same value would come again.
+                Input::Report(Err(FrameError::Value(error))) => {
+                    let reason = format!("{}: {error}", self.spec.program);
+                    Box::pin(self.fail_now(Fault::WrongAnswer, reason)).await;
+                }
                 Input::Report(Err(error)) => {
                     Box::pin(self.lost(Loss::Unreadable(error.to_string()))).await;
                 }

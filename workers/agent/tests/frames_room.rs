@@ -1,4 +1,4 @@
-//! Programs that announce more bytes than there is room for.
+//! Programs whose reports cannot be kept: of more bytes than there is room for, or with such values.
 
 use fiec_schemas::{Event, Fault};
 use serde_json::{Value, json};
@@ -23,7 +23,8 @@ if 'report' in params:
         sent += 1 << 20
         with open(params['sent'], 'w') as file:
             file.write(str(sent))
-say({'is': 'completed', 'capsules': 1, 'computing_since': at, 'computed_until': at})
+say({'is': 'completed', 'capsules': 1, 'computing_since': at, 'computed_until': at,
+       'result': {'n': 2 ** params.get('bits', 0)}})
 hear()
 ";
 
@@ -81,5 +82,23 @@ async fn a_report_without_room_fails_its_program_before_its_bytes_are_read() {
     // The next one computes.
     let id = world.submit(r#"{"program":"x@1"}"#, &agent).await;
     world.wait_phase(id, "completed").await;
+    agent.leave().await;
+}
+
+#[tokio::test]
+async fn a_result_that_cannot_be_kept_fails_its_program_at_once() {
+    let (world, agent) = with_a_program(json!({})).await;
+    let line = json!({ "program": "x@1", "params": { "bits": 70 }, "retries": 3 });
+    let id = world.submit(&line.to_string(), &agent).await;
+    let last = world.wait_phase(id, "failed").await;
+    let Some(Event::Failed { reason, fault, .. }) = last.events.last() else {
+        panic!("{last:?}")
+    };
+    assert!(
+        reason.contains("result.n") && reason.contains("64 bits"),
+        "{reason}"
+    );
+    assert_eq!(fault.as_deref(), Some(&Fault::WrongAnswer));
+    assert_eq!(last.state.totals.crashes, 0);
     agent.leave().await;
 }

@@ -63,7 +63,7 @@ fn count() -> Result<i32, DeviceError> {
     }
     match guarded("cuInit", result::init) {
         Ok(()) => {}
-        Err(DeviceError::Driver { why, .. }) => {
+        Err(DeviceError::Driver { why, .. } | DeviceError::Failed { why, .. }) => {
             return Err(DeviceError::Absent(format!(
                 "NVIDIA's driver is there, but does not start: {why}"
             )));
@@ -115,9 +115,21 @@ pub(crate) fn same(a: &str, b: &str) -> bool {
 
 /// Converts a driver's error, with its text.
 pub(crate) fn failed(call: &'static str, error: DriverError) -> DeviceError {
-    DeviceError::Driver {
-        call,
-        why: format!("{error:?}"),
+    use sys::CUresult::*;
+    let why = format!("{error:?}");
+    match error.0 {
+        // No call of a program causes these.
+        CUDA_ERROR_DEVICE_UNAVAILABLE
+        | CUDA_ERROR_NO_DEVICE
+        | CUDA_ERROR_INVALID_DEVICE
+        | CUDA_ERROR_ECC_UNCORRECTABLE
+        | CUDA_ERROR_NVLINK_UNCORRECTABLE
+        | CUDA_ERROR_OPERATING_SYSTEM
+        | CUDA_ERROR_HARDWARE_STACK_ERROR
+        | CUDA_ERROR_SYSTEM_NOT_READY
+        | CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
+        | CUDA_ERROR_UNKNOWN => DeviceError::Failed { call, why },
+        _ => DeviceError::Driver { call, why },
     }
 }
 
@@ -177,6 +189,15 @@ mod tests {
         assert!(same(text, "MIG-00112233-4455-6677-8899-AABBCCDDEEFF"));
         assert!(same(text, "GPU-00112233-4455-6677-8899-aabbccddeeff"));
         assert!(!same(text, "MIG-10112233-4455-6677-8899-aabbccddeeff"));
+    }
+
+    #[test]
+    fn a_device_that_has_failed_is_told_from_a_call_that_is_refused() {
+        let of = |code| failed("cuCall", DriverError(code));
+        let ecc = of(sys::CUresult::CUDA_ERROR_ECC_UNCORRECTABLE);
+        assert!(matches!(ecc, DeviceError::Failed { .. }), "{ecc:?}");
+        let refused = of(sys::CUresult::CUDA_ERROR_INVALID_VALUE);
+        assert!(matches!(refused, DeviceError::Driver { .. }), "{refused:?}");
     }
 
     #[test]

@@ -359,7 +359,7 @@ impl Policy {
     }
 
     /// Asks a node to run its canaries: if one fails, it was the node.
-    fn ask_for_proof(&self, ix: NodeIx, out: &mut Vec<Action>) {
+    pub(super) fn ask_for_proof(&self, ix: NodeIx, out: &mut Vec<Action>) {
         out.push(Action::Control {
             node: self.cluster.node(ix).id.clone(),
             request: ControlRequest::Prove,

@@ -47,8 +47,11 @@ impl Policy {
             }
             return;
         }
-        let Some((Fault::CannotStart { command, error }, words)) = failed(view) else {
-            return;
+        let (command, error, words) = match failed(view) {
+            Some((Fault::CannotStart { command, error }, words)) => (command, error, words),
+            // A device without a proof gets nothing more.
+            Some((Fault::DeviceLost, _)) => return self.ask_for_proof(ix, out),
+            _ => return,
         };
         let Some(program) = self.program_of(view) else {
             return;

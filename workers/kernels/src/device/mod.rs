@@ -59,6 +59,14 @@ pub enum DeviceError {
     /// A library that this arithmetic needs is missing.
     #[error("{0}")]
     Library(String),
+    /// The device has failed, or its driver, whatever was asked of it.
+    #[error("the device has failed: {call}: {why}")]
+    Failed {
+        /// The call.
+        call: &'static str,
+        /// The driver's error.
+        why: String,
+    },
     /// The driver refused.
     #[error("{call}: {why}")]
     Driver {

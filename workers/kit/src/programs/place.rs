@@ -70,7 +70,7 @@ impl Place {
 pub(super) fn failed(error: DeviceError) -> ProgramError {
     match error {
         DeviceError::Budget { .. } | DeviceError::Library(_) => ProgramError::permanent(error),
-        DeviceError::Absent(_) => ProgramError::Faulty {
+        DeviceError::Absent(_) | DeviceError::Failed { .. } => ProgramError::Faulty {
             words: error.to_string(),
             fault: Box::new(Fault::DeviceLost),
         },
