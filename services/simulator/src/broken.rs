@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use fiec_schemas::{Cause, Event, ExecutionState, Phase, author};
+use fiec_schemas::{Cause, Event, ExecutionState, Fault, Phase, author};
 use serde::Serialize;
 
 /// A promise of FIEC.
@@ -168,18 +168,9 @@ pub fn message(
             ));
         }
     } else if let Phase::Started(held) = &before.phase {
-        let lost = |e: &Event| {
-            matches!(
-                e,
-                Event::Bound {
-                    cause: Cause::Lost { .. },
-                    ..
-                }
-            )
-        };
         // An unwanted part may be cancelled while it is lost.
         let ends = |e: &Event| matches!(e, Event::Cancelled { .. }) && after.part_of().is_some();
-        if !events.iter().all(|e| lost(e) || ends(e)) {
+        if !events.iter().all(|e| is_loss(e) || ends(e)) {
             let names: Vec<_> = events.iter().map(|e| e.kind().as_str()).collect();
             return Err((
                 Rule::OneBinding,
@@ -193,6 +184,17 @@ pub fn message(
         }
     }
     Ok(())
+}
+
+/// True for an event by which a policy service takes an execution from a worker that is lost.
+pub fn is_loss(event: &Event) -> bool {
+    match event {
+        Event::Bound { cause, .. } => matches!(cause, Cause::Lost { .. }),
+        Event::Held { fault, .. } | Event::Failed { fault, .. } => {
+            fault.as_deref() == Some(&Fault::WorkerDied)
+        }
+        _ => false,
+    }
 }
 
 /// Most rebindings for pressure in a time in microseconds, for a dwell in ms.

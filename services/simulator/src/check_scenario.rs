@@ -384,7 +384,26 @@ fn fault(
             u64::from(s.policies) - 1,
         )
     };
+    let is_played = |field: String, program: &str| {
+        let mut workloads = s.workloads.iter();
+        if workloads.any(|w| w.submission.program == program) {
+            return Ok(());
+        }
+        let rule = format!("there is no workload of the program {program}");
+        Err(FieldError::new(field, rule))
+    };
     match fault {
+        Fault::CannotStart(f) => {
+            node("cannot_start", &f.node)?;
+            let field = format!("{field}.cannot_start.program");
+            let program = f.program.as_deref();
+            program.map_or(Ok(()), |program| is_played(field, program))
+        }
+        Fault::Kills(f) => {
+            let boundary = format!("{field}.kills.boundary");
+            within(&boundary, f.boundary, 1, u64::MAX)?;
+            is_played(format!("{field}.kills.program"), &f.program)
+        }
         Fault::Loss(f) => node("loss", &f.node),
         Fault::Silence(f) => node("silence", &f.node),
         Fault::Stall(f) => node("stall", &f.node),

@@ -1,5 +1,5 @@
-//! The parts of a scenario that concern several executions: dependencies, tenants' limits, and
-//! nodes with a deadline.
+//! The parts of a scenario that concern several executions: dependencies, tenants' limits, nodes
+//! with a deadline, nodes that cannot start a program, and programs that end their workers.
 
 use fiec_schemas::scheduling::AfterOutcome;
 use fiec_schemas::{NodeId, Tenant};
@@ -79,4 +79,49 @@ pub struct Revocation {
     /// Time from its end until it returns as a new instance; never by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub for_ms: Option<u64>,
+}
+
+/// A node cannot start a program. It gives back each execution of the program that it gets.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CannotStart {
+    /// The node.
+    pub node: NodeId,
+    /// The program; every program by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
+    /// Start of the fault.
+    pub at_ms: u64,
+    /// Length of the fault; forever by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub for_ms: Option<u64>,
+    /// True if the node notices the fault only after `started`, as for a command that `env` starts.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub after_start: bool,
+}
+
+impl CannotStart {
+    /// End of the fault.
+    pub fn end_ms(&self) -> u64 {
+        let length = self.for_ms.unwrap_or(u64::MAX);
+        self.at_ms.saturating_add(length)
+    }
+
+    /// True if the fault concerns this program.
+    pub fn concerns(&self, program: &str) -> bool {
+        self.program.as_deref().is_none_or(|own| own == program)
+    }
+}
+
+/// A program ends the worker that computes it, with all its executions.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Kills {
+    /// The program.
+    pub program: String,
+    /// The worker dies when an execution of the program reaches this boundary, before the commit.
+    /// An execution with no more boundaries than this completes.
+    pub boundary: u64,
+    /// Time until the worker returns, as a new instance.
+    pub for_ms: u64,
 }

@@ -6,7 +6,8 @@ use fiec_schemas::event::Left;
 use fiec_schemas::scheduling::Parked;
 use fiec_schemas::spread::Spreading;
 use fiec_schemas::{
-    Cause, Event, EventKind, ExecutionId, ExecutionState, Phase, Submission, Tenant, Timestamp,
+    Cause, Event, EventKind, ExecutionId, ExecutionState, Fault, Phase, Submission, Tenant,
+    Timestamp,
 };
 use serde::Serialize;
 
@@ -27,6 +28,8 @@ struct EventPart<'a> {
     cause: Option<&'a Cause>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fault: Option<&'a Fault>,
     #[serde(skip_serializing_if = "Option::is_none")]
     computed_until: Option<Timestamp>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -126,6 +129,7 @@ impl EventPart<'_> {
             computing_since: None,
             cause: None,
             reason: None,
+            fault: None,
             computed_until: None,
             index: None,
             compute_us: None,
@@ -179,7 +183,12 @@ fn part(event: &Event) -> EventPart<'_> {
             who: Some(who),
             ..nothing
         },
-        Event::Refused { reason, .. } | Event::Failed { reason, .. } => EventPart {
+        Event::Refused { reason, fault, .. } => EventPart {
+            reason: Some(reason),
+            fault: fault.as_deref(),
+            ..nothing
+        },
+        Event::Failed { reason, .. } => EventPart {
             reason: Some(reason),
             ..nothing
         },

@@ -10,7 +10,7 @@
 //! |---|---|
 //! | modelled | computing time by a node's speed, boundaries, commits, memory use, failing programs |
 //! | | dependencies, gangs, batches with limits, quotas, reservations, parks, spread ranges |
-//! | | drains with a deadline, cordons, revocations |
+//! | | drains with a deadline, cordons, revocations, starts that fail, programs that kill workers |
 //! | not modelled | the transfer time of σ (its bytes are counted), devices, energy, leases |
 //! | | crashes with retries, requests for more memory, verification, other operators' commands |
 

@@ -8,14 +8,15 @@ use fiec_schemas::scheduling::Keep;
 use fiec_schemas::substrate::{Substrate, SubstrateKind};
 use fiec_schemas::trust::NodeIdentity;
 use fiec_schemas::{
-    Cause, Decision, Digest, InstanceId, NodeDescriptor, NodeId, Requirements, Signal, Timestamp,
-    author, package,
+    Cause, Decision, Digest, Fault, InstanceId, NodeDescriptor, NodeId, Requirements, Signal,
+    Timestamp, author, package,
 };
 use uuid::Uuid;
 
 use crate::draw::{Draw, Purpose};
 use crate::load::Playing;
 use crate::scenario::{Load, NodeGroup};
+use crate::world::exec::Exec;
 
 /// An order that a node has received for an execution.
 #[derive(Debug, Clone, PartialEq)]
@@ -61,8 +62,8 @@ pub enum Write {
     Unpark(String),
     /// The end, whether it completed or failed.
     Finish,
-    /// A refusal of the execution.
-    Refuse(String),
+    /// A refusal of the execution, with the fault of the node if it has one.
+    Refuse(String, Option<Box<Fault>>),
     /// A boundary with this index, at which the last half of the remaining range becomes a part.
     Split(u64),
     /// The last part is taken back.
@@ -110,6 +111,14 @@ impl Run {
     /// For a range: the first unfinished tile at a boundary.
     pub fn tile_at(&self, boundary: u64) -> u64 {
         self.tile + boundary.saturating_sub(self.from)
+    }
+
+    /// Its last boundary, which is its end.
+    pub fn last_boundary(&self, exec: &Exec) -> u64 {
+        match exec.tiles {
+            None => exec.boundaries(),
+            Some(_) => self.from + self.end - self.tile,
+        }
     }
 
     /// Restarts from its last commit, now.

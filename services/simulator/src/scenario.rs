@@ -10,7 +10,7 @@ use schemars::generate::SchemaSettings;
 use serde::{Deserialize, Serialize};
 
 use crate::check_scenario;
-pub use crate::demands::{After, Drain, QuotaChange, Revocation};
+pub use crate::demands::{After, CannotStart, Drain, Kills, QuotaChange, Revocation};
 use crate::settings::Settings;
 
 /// A world to play.
@@ -395,6 +395,10 @@ pub enum Fault {
     Revoke(Revocation),
     /// An operator cordons a node, and ends the cordon.
     Cordon(NodeFault),
+    /// A node cannot start a program, or any program.
+    CannotStart(CannotStart),
+    /// A program ends its workers.
+    Kills(Kills),
     /// A policy service stalls; messages wait for it.
     PolicyStall(PolicyFault),
     /// A policy service dies. After a while a new one takes over the ledgers.

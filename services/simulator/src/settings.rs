@@ -74,6 +74,13 @@ settings! {
     replica_ms: u64,
     /// Time for which a node that refused an execution is avoided for it.
     avoid_ms: u64,
+    /// Time for which a node that could not start a program is set aside for it. It doubles with
+    /// each failure in a row.
+    start_retry_ms: u64,
+    /// The longest such time.
+    start_retry_longest_ms: u64,
+    /// Workers that may end while they compute an execution without a commit, before it is held.
+    deadly_workers: u32,
     /// A node's queue holds at most the executions that start within this time.
     horizon_ms: u64,
     /// A node's queue holds at most its completions within this time.

@@ -185,7 +185,11 @@ fn tidy(s: &mut Scenario) {
     let nodes: BTreeSet<String> = s.nodes.iter().flat_map(node_names).collect();
     let is_there = |node: &NodeId| nodes.contains(node.as_str());
     let policies = s.policies;
+    let workloads = &s.workloads;
+    let is_played = |program: &str| workloads.iter().any(|w| w.submission.program == program);
     s.faults.retain(|fault| match fault {
+        Fault::CannotStart(f) => is_there(&f.node) && f.program.as_deref().is_none_or(is_played),
+        Fault::Kills(f) => is_played(&f.program),
         Fault::Loss(f) | Fault::Silence(f) | Fault::Stall(f) | Fault::Cordon(f) => {
             is_there(&f.node)
         }

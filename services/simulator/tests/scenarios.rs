@@ -87,6 +87,18 @@ fn each_mistake_is_named_with_its_field_and_rule() {
         ),
         (
             r#""nodes": ["#,
+            r#""faults": [{"cannot_start": {"node": "n", "program": "a@1", "at_ms": 1}}], "nodes": ["#,
+            "faults[0].cannot_start.program",
+            "no workload of the program a@1",
+        ),
+        (
+            r#""nodes": ["#,
+            r#""faults": [{"kills": {"program": "synthetic@1", "boundary": 0, "for_ms": 1}}], "nodes": ["#,
+            "faults[0].kills.boundary",
+            "from 1 to",
+        ),
+        (
+            r#""nodes": ["#,
             r#""network": {"loss": 0.9}, "nodes": ["#,
             "network.loss",
             "[0, 0.5]",

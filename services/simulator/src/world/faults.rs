@@ -146,8 +146,11 @@ impl<D: Decide> World<'_, D> {
             let at = match fault {
                 Fault::Loss(f) | Fault::Silence(f) | Fault::Stall(f) | Fault::Cordon(f) => f.at_ms,
                 Fault::Drain(f) => f.at_ms,
+                Fault::CannotStart(f) => f.at_ms,
                 Fault::Revoke(f) => f.at_ms,
                 Fault::PolicyStall(f) | Fault::PolicyLoss(f) => f.at_ms,
+                // It happens when an execution reaches its boundary.
+                Fault::Kills(_) => continue,
                 Fault::Random { every_ms, .. } => {
                     let first = self.drawn[n as usize].micros(*every_ms);
                     self.queue.plan(first, What::Drawn(n));
@@ -195,6 +198,9 @@ impl<D: Decide> World<'_, D> {
                     self.queue.plan(until(self.now, f.for_ms), What::End(n));
                 }
             }
+            Fault::CannotStart(_) => {
+                *self.tally.faults.entry("cannot_start").or_default() += 1;
+            }
             Fault::PolicyStall(f) => {
                 let end = self.now + f.for_ms * 1_000;
                 self.replicas[f.policy as usize].stalled_until = end;
@@ -206,7 +212,7 @@ impl<D: Decide> World<'_, D> {
                 self.disturbed_until = self.disturbed_until.max(end);
                 self.queue.plan(end, What::End(n));
             }
-            Fault::Random { .. } => {}
+            Fault::Kills(_) | Fault::Random { .. } => {}
         }
         Ok(())
     }

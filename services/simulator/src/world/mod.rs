@@ -7,11 +7,12 @@
 //! * `holds` and `quotas` keep dependencies, gangs, batches and reservations.
 //! * `spread` makes parts of ranges and checks their rules; `tiles` is the worker's share of it.
 //! * `nodes` samples loads, sends vectors and answers probes.
-//! * `faults` starts faults, `leaving` revokes and drains. `watch` finds executions that wait too
+//! * `faults` starts faults, `breakdowns` has failed starts and deaths of workers, `leaving` revokes and drains. `watch` finds executions that wait too
 //!   long.
 //!
 //! Everything random comes from the scenario's seed, so a scenario and a policy give one run.
 
+mod breakdowns;
 mod broker;
 pub mod exec;
 mod faults;
@@ -42,7 +43,7 @@ use crate::decide::Decide;
 use crate::draw::{Draw, Purpose};
 use crate::node::Node;
 use crate::queue::Queue;
-use crate::scenario::{Scenario, node_names};
+use crate::scenario::{Fault, Scenario, node_names};
 use crate::summary::{Summary, Tally};
 use exec::Exec;
 use services::Replica;
@@ -264,7 +265,8 @@ impl<'a, D: Decide> World<'a, D> {
             calm_below: limits.calm_below,
             longest_dwell: limits.longest_dwell,
             shortest_dwell: limits.shortest_dwell.max(config.residency_floor_ms),
-            full_encoding: false,
+            // The short encoding has no deaths, which the policy counts.
+            full_encoding: scenario.faults.iter().any(|f| matches!(f, Fault::Kills(_))),
             config,
             tally: Tally::default(),
         };

@@ -149,7 +149,7 @@ impl<D: Decide> World<'_, D> {
         };
         let leaves = match &run.writing {
             Some(Write::Order(_, order)) => !matches!(**order, Order::Park { .. }),
-            Some(Write::Finish | Write::Refuse(_)) => true,
+            Some(Write::Finish | Write::Refuse(..)) => true,
             _ => false,
         };
         let busy = run.writing.is_some() || run.order.is_some();

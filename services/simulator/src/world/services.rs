@@ -1,11 +1,11 @@
 //! Policy services: their inputs, and the execution of their actions.
 
 use super::*;
-use crate::broken::Rule;
+use crate::broken::{self, Rule};
 use crate::node::instance;
 use crate::world::broker::{Author, Stored};
 use fiec_policy::{Action, LedgerView, Ticket};
-use fiec_schemas::{Cause, InstanceId};
+use fiec_schemas::InstanceId;
 use uuid::Uuid;
 
 /// Timeout of a probe, in microseconds.
@@ -229,20 +229,11 @@ impl<D: Decide> World<'_, D> {
         expected: u64,
         events: &[Event],
     ) -> Result<(), Wrong> {
-        let lost = |event: &Event| {
-            matches!(
-                event,
-                Event::Bound {
-                    cause: Cause::Lost { .. },
-                    ..
-                }
-            )
-        };
         let state = self.exec(e).state.as_ref();
         let Some(held) = state.and_then(|s| s.phase.binding()) else {
             return Ok(());
         };
-        if !events.iter().any(lost) || self.exec(e).seq != expected {
+        if !events.iter().any(broken::is_loss) || self.exec(e).seq != expected {
             return Ok(());
         }
         let Some(ix) = self.by_name.get(&held.node) else {

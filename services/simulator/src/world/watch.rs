@@ -117,6 +117,10 @@ impl<D: Decide> World<'_, D> {
         if spec.requires.free_memory_bytes.is_some() {
             return Ok(());
         }
+        // The policy keeps suspects apart, even if a node has room.
+        if self.is_suspect(exec) {
+            return Ok(());
+        }
         let needs = exec.memory_bytes;
         let own = exec.phase().and_then(Phase::binding);
         // A parked execution may resume in its place.
@@ -129,6 +133,7 @@ impl<D: Decide> World<'_, D> {
                 n.room_since <= long_ago
             };
             room && own.is_none_or(|b| b.node != n.descriptor.node)
+                && !self.is_set_aside(n, &spec.program, long_ago)
                 && n.meets(&spec.requires, &spec.program).is_ok()
         };
         // All members of a gang must find room at once.
@@ -164,6 +169,7 @@ impl<D: Decide> World<'_, D> {
             Some(Phase::Pending) if e.waits.is_none() => "waits for its gang",
             Some(Phase::Started(_)) if parked => "parked",
             Some(Phase::Pending) => "waits for a node with room",
+            Some(Phase::Held { .. }) => "held after deaths of workers",
             Some(Phase::Bound(_)) => "bound, not started yet",
             Some(Phase::Started(_)) => "still computing",
             Some(_) => "other",

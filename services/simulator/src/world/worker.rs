@@ -61,6 +61,7 @@ impl<D: Decide> World<'_, D> {
 
     fn take_up(&mut self, node: usize, e: u32, seq: u64) -> Result<(), Wrong> {
         let now = self.now;
+        let fault = self.start_fault(node, e, false);
         let exec = &self.execs[e as usize];
         let (epoch, from) = exec
             .state
@@ -68,17 +69,21 @@ impl<D: Decide> World<'_, D> {
             .map_or((0, 0), |s| (s.epoch, s.boundary_index()));
         let n = &mut self.nodes[node];
         let fits = n.used_bytes + exec.memory_bytes <= n.descriptor.memory_limit_bytes;
-        if fits {
+        if fits && fault.is_none() {
             n.used_bytes += exec.memory_bytes;
         }
         let (tile, range_end) = exec.tiles.as_ref().map_or((0, 0), |t| (t.next, t.end));
-        let write = match fits {
-            true => Write::Start,
-            false => Write::Refuse(format!(
-                "{} bytes are left of its memory, {} are needed",
-                n.descriptor.memory_limit_bytes - n.used_bytes,
-                exec.memory_bytes
-            )),
+        let write = match (fault, fits) {
+            (Some((reason, fault)), _) => Write::Refuse(reason, Some(fault)),
+            (None, true) => Write::Start,
+            (None, false) => {
+                let reason = format!(
+                    "{} bytes are left of its memory, {} are needed",
+                    n.descriptor.memory_limit_bytes - n.used_bytes,
+                    exec.memory_bytes
+                );
+                Write::Refuse(reason, None)
+            }
         };
         n.runs.push(Run {
             exec: e,
@@ -213,7 +218,7 @@ impl<D: Decide> World<'_, D> {
             Some(Write::Order(_, order)) if ours || !matches!(*order, Order::Park { .. }) => {
                 self.acknowledged(node, e, epoch, now_at)
             }
-            Some(Write::Finish | Write::Refuse(_) | Write::Rest) => {
+            Some(Write::Finish | Write::Refuse(..) | Write::Rest) => {
                 self.acknowledged(node, e, epoch, now_at)
             }
             _ => {
@@ -268,10 +273,10 @@ impl<D: Decide> World<'_, D> {
                 outputs: Vec::new(),
                 energy: None,
             }],
-            Write::Refuse(reason) => vec![Event::Refused {
+            Write::Refuse(reason, fault) => vec![Event::Refused {
                 reason,
                 offer: 0,
-                fault: None,
+                fault,
             }],
             // `range_events` handles these.
             Write::Split(_) | Write::Merge | Write::Rest => return None,
@@ -306,7 +311,7 @@ impl<D: Decide> World<'_, D> {
                         self.tally.waited.push((now - exec.submitted) as f32);
                     }
                 }
-                if !self.takes_back(node, e, epoch) {
+                if !self.gives_back(node, e, epoch) && !self.takes_back(node, e, epoch) {
                     self.plan_look(node, e, epoch);
                 }
                 Ok(())
@@ -345,7 +350,7 @@ impl<D: Decide> World<'_, D> {
                 self.has_merged(node, e, epoch);
                 Ok(())
             }
-            Some(Write::Finish | Write::Refuse(_) | Write::Rest) => {
+            Some(Write::Finish | Write::Refuse(..) | Write::Rest) => {
                 self.remove_run(node, e, epoch, 0)
             }
             None => Ok(()),
@@ -418,7 +423,9 @@ impl<D: Decide> World<'_, D> {
     /// Schedules the next look at a run: at its end, or at a boundary where it must yield or
     /// commit.
     pub(super) fn plan_look(&mut self, node: usize, e: u32, epoch: u64) {
-        let due = self.next(node, e, epoch).map(|(at, _)| at);
+        let next = self.next(node, e, epoch).map(|(at, _)| at);
+        let death = self.death(node, e, epoch).map(|(at, _)| at);
+        let due = next.into_iter().chain(death).min();
         let (number, life, now) = (node as u32, self.nodes[node].life, self.now);
         if let (Some(due), Some(run)) = (due, self.nodes[node].run(e, epoch)) {
             let due = due.max(now);
@@ -450,15 +457,10 @@ impl<D: Decide> World<'_, D> {
         }
         let capsule = scaled(exec.capsule_us, n.speed);
         let from = run.from;
-        let (all, rest) = match exec.tiles {
-            None => {
-                let rest = exec.work_us.saturating_sub(from * exec.capsule_us);
-                (exec.boundaries(), rest)
-            }
-            Some(_) => {
-                let tiles = run.end - run.tile;
-                (from + tiles, tiles * exec.capsule_us)
-            }
+        let all = run.last_boundary(exec);
+        let rest = match exec.tiles {
+            None => exec.work_us.saturating_sub(from * exec.capsule_us),
+            Some(_) => (run.end - run.tile) * exec.capsule_us,
         };
         let finish = run.base.saturating_add(scaled(rest, n.speed));
         let boundary_at = |index: u64| run.base.saturating_add((index - from) * capsule);
@@ -511,6 +513,11 @@ impl<D: Decide> World<'_, D> {
         };
         if run.look > now || run.writing.is_some() || !run.started {
             return Ok(());
+        }
+        if let Some((at, until)) = self.death(node, e, epoch)
+            && at <= now
+        {
+            return self.die(node, until);
         }
         match self.next(node, e, epoch) {
             Some((at, write)) if at <= now => {
