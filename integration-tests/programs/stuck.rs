@@ -1,9 +1,7 @@
 //! Processes that their parents cannot end: frozen ones, and those of programs that kill their own
 //! parent.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use fiec_schemas::NodeId;
@@ -13,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::python_program::package;
 use crate::stage::python::say;
-use crate::stage::{Lab, args, proc, slots, until, workers};
+use crate::stage::{BINARY, Lab, args, proc, slots, until, workers};
 
 /// Counts for long, and notes the process of its program.
 const COUNTS: &str = "import os, time
@@ -200,25 +198,15 @@ async fn a_child_that_sigkill_cannot_end_costs_its_slot_and_nothing_else() {
 /// A worker as the first process of a process namespace, with its number outside. None, with a word on
 /// stderr, where this user may not make one.
 async fn first_process(lab: &Lab) -> Option<(tokio::process::Child, u32)> {
-    let worker = lab.command(&["worker", "--node", "first", "--allow-program", "*@1"]);
-    let (worker, run_dir) = (worker.as_std(), lab.path("run-first"));
-    let mut command = tokio::process::Command::new("unshare");
-    command
-        .args(["--pid", "--fork", "--kill-child", "--mount-proc"])
-        .arg(worker.get_program())
-        .args(worker.get_args())
-        .arg("--run-dir")
-        .arg(run_dir)
-        .envs(
-            worker
-                .get_envs()
-                .filter_map(|(name, value)| Some((name, value?))),
-        )
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(File::create(lab.path("first.log")).unwrap())
-        .kill_on_drop(true);
-    let mut process = command.spawn().unwrap();
+    let words = [
+        "unshare",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        BINARY,
+    ];
+    let mut process = lab.own_worker(&words, "first");
     let node = NodeId::new("first").unwrap();
     let worker = until("a worker as the first process", async || {
         if process.try_wait().unwrap().is_some() {
@@ -287,5 +275,37 @@ async fn what_a_program_hides_from_its_parent_is_ended_by_the_worker() {
         betray(&lab, "first", worker).await;
         process.kill().await.unwrap();
     }
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn a_worker_whose_file_is_removed_starts_programs_all_the_same() {
+    let lab = Lab::start(workers(1)).await;
+    let copy = lab.path("fiec-copy");
+    std::fs::copy(BINARY, &copy).unwrap();
+    let mut process = lab.own_worker(&[copy.to_str().unwrap()], "copy");
+    let node = NodeId::new("copy").unwrap();
+    until("the worker", async || {
+        let status = lab.status_of(&node).await.ok()?;
+        (status.viability == Viability::Viable).then_some(())
+    })
+    .await;
+    std::fs::remove_file(&copy).unwrap();
+    push(&lab, "betrays", BETRAYS, "frames").await;
+    push(&lab, "betrays", BETRAYS, "json_lines").await;
+    for program in ["betrays-frames@1", "betrays-json-lines@1", "synthetic@1"] {
+        let params = match program {
+            "synthetic@1" => json!({"capsules": 3}),
+            _ => json!({"daemons": 0}),
+        };
+        let id = lab
+            .publish_json(
+                &json!({"id": program.replace('@', "-"), "program": program, "params": params,
+                "requires": {"nodes": ["copy"]}}),
+            )
+            .await;
+        lab.journal.ended(id, "completed").await;
+    }
+    process.kill().await.unwrap();
     lab.end().await;
 }

@@ -277,6 +277,26 @@ impl Lab {
         command
     }
 
+    /// Starts a worker beside those of the cluster, by these words in place of the ordinary program. Its
+    /// log is the file of its name.
+    pub fn own_worker(&self, words: &[&str], node: &str) -> tokio::process::Child {
+        let worker = self.command(&["worker", "--node", node, "--allow-program", "*", "--cold"]);
+        let worker = worker.as_std();
+        let environment = worker.get_envs();
+        tokio::process::Command::new(words[0])
+            .args(&words[1..])
+            .args(worker.get_args())
+            .arg("--run-dir")
+            .arg(self.path(&format!("run-{node}")))
+            .envs(environment.filter_map(|(name, value)| Some((name, value?))))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(std::fs::File::create(self.path(&format!("{node}.log"))).unwrap())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap()
+    }
+
     /// Runs a `fiec` command to its end. An answer that promises something is noted.
     pub async fn fiec(&self, args: &[&str]) -> Ran {
         let ran = run(self.command(args)).await;

@@ -155,12 +155,14 @@ impl Starts {
         before == 0
     }
 
-    /// Notes that the program computes there. Returns true if it could not be started before.
-    pub fn succeeded(&mut self, program: &str) -> bool {
+    /// Notes that the program computes there, bound at this moment: what was bound before a failure
+    /// says nothing of it. Returns true if it could not be started before.
+    pub fn succeeded(&mut self, program: &str, bound: Millis) -> bool {
         for failing in self.failing.values_mut() {
-            failing.unbroken = false;
+            failing.unbroken &= failing.failed_at > bound;
         }
-        self.failing.remove(program).is_some()
+        let is_later = |failing: &Failing| failing.failed_at <= bound;
+        self.failing.get(program).is_some_and(is_later) && self.failing.remove(program).is_some()
     }
 
     /// Notes that an execution of the program was bound to the node.
@@ -261,7 +263,12 @@ mod tests {
         }
         assert!(is_against(&mut starts, at + 599_999, "a@1"));
         assert!(!is_against(&mut starts, at + 600_000, "a@1"));
-        assert!(starts.succeeded("a@1"));
+        assert!(
+            !starts.succeeded("a@1", Millis(at - 1)),
+            "it was bound before"
+        );
+        assert!(!starts.are_good());
+        assert!(starts.succeeded("a@1", Millis(at + 1)));
         assert!(starts.are_good());
     }
 
@@ -283,7 +290,7 @@ mod tests {
         let mut starts = Starts::default();
         fail(&mut starts, 0, "a@1");
         assert!(!is_against(&mut starts, 1, "c@1"));
-        assert!(!starts.succeeded("c@1"));
+        assert!(!starts.succeeded("c@1", Millis(1)));
         fail(&mut starts, 2, "b@1");
         assert!(
             !is_against(&mut starts, 3, "c@1"),
@@ -293,7 +300,7 @@ mod tests {
         assert!(is_against(&mut starts, 5_001, "c@1"));
         assert_eq!(starts.set_aside(Millis(5_001))[0].program, None);
         assert!(!is_against(&mut starts, 15_000, "c@1"), "each may try it");
-        starts.succeeded("a@1");
+        starts.succeeded("a@1", Millis(15_000));
         fail(&mut starts, 15_001, "b@1");
         assert!(!is_against(&mut starts, 15_002, "c@1"));
     }

@@ -8,7 +8,7 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{self, Command, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -269,9 +269,8 @@ fn start(launch: &Launch, ground: &Ground, reaper: &Reaper) -> io::Result<Raw> {
     command
         .env(SOCKET_ENV, theirs.as_raw_fd().to_string())
         .env(INPUT_DIRS_ENV, &ground.inputs);
-    if let Some(folder) = &ground.first_input {
-        command.env(DATA_DIR_ENV, folder);
-    }
+    let first = ground.first_input.as_deref().unwrap_or(Path::new(""));
+    command.env(DATA_DIR_ENV, first);
     let socket = Some(theirs.as_fd());
     let mut process = reaper.start(|| launch::spawn(&mut command, &ground.rules, kind, socket))?;
     // It holds its own ends of the pairs.

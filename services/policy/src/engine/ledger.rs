@@ -28,7 +28,9 @@ impl Policy {
         }
         let writer = self.writer(view);
         self.hear_writer(now, writer);
-        let known = self.cluster.execution(id).map_or(0, |e| e.seq);
+        let known = self.cluster.execution(id);
+        let arrived = known.map_or(Millis(0), |e| e.arrived);
+        let known = known.map_or(0, |e| e.seq);
         let is_old = view.seq < known && !(reread && self.doubt(now, id));
         if is_old || (view.seq == known && !reread) {
             return;
@@ -38,7 +40,7 @@ impl Policy {
             self.writes_again(now, view, out);
         }
         if view.is_terminal() {
-            self.note_starts(now, view, writer, out);
+            self.note_starts(now, view, (writer, arrived), out);
             self.learn(now, view);
             self.drop_kept(id, out);
             self.note_end(id, view.state.phase.is);
@@ -85,7 +87,7 @@ impl Policy {
         if moved || !matches!(stage, Stage::Started(..)) {
             self.cluster.clear_order(id);
         }
-        self.note_starts(now, view, writer, out);
+        self.note_starts(now, view, (writer, arrived), out);
         self.note_facts(now, view, stage, before.map(|(b, _)| b));
         self.note_suspect(id);
         self.note_spread(now, view);

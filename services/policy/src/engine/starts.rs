@@ -5,7 +5,7 @@ use fiec_schemas::{Cause, EventKind, Fault};
 
 use super::{Action, Policy};
 use crate::cluster::NodeIx;
-use crate::time::Now;
+use crate::time::{Millis, Now};
 use crate::view::LedgerView;
 
 /// A start that failed: the fault and the worker's words.
@@ -21,12 +21,13 @@ fn failed(view: &LedgerView<'_>) -> Option<(Fault, String)> {
 }
 
 impl Policy {
-    /// Notes what a message says about the starts of its program on the node of its writer.
+    /// Notes what a message says about the starts of its program on the node of its writer, to which it
+    /// was bound at `arrived`.
     pub(super) fn note_starts(
         &mut self,
         now: Now,
         view: &LedgerView<'_>,
-        writer: Option<NodeIx>,
+        (writer, arrived): (Option<NodeIx>, Millis),
         out: &mut Vec<Action>,
     ) {
         let Some(ix) = writer.filter(|_| self.loaded) else {
@@ -40,7 +41,14 @@ impl Policy {
             let Some(program) = self.program_of(view) else {
                 return;
             };
-            if self.cluster.node_mut(ix).starts.succeeded(&program) {
+            // A binding after its work is the next one.
+            let mut kinds = view.events.iter().map(|event| event.kind);
+            let first = kinds.find(|kind| computes(*kind) || *kind == EventKind::Bound);
+            let bound = match first {
+                Some(EventKind::Bound) => now.mono,
+                _ => arrived,
+            };
+            if self.cluster.node_mut(ix).starts.succeeded(&program, bound) {
                 self.dirty = true;
                 let detail = format!("{program} computes there");
                 self.record(now, ix, NodeEventKind::StartsAgain, detail, None, out);
