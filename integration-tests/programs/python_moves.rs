@@ -317,3 +317,48 @@ fn a_program_in_python_looks_around_and_asks_whatever_it_speaks() {
         assert_eq!(*result, json!({"answers": answers, "memory": 8u64 << 30}));
     }
 }
+
+/// Adds up numbers, for some seconds.
+const ADDS: &str = "import time
+import fiec
+
+def main(run):
+    state = run.state(total=0)
+    for step in run.steps(until=40):
+        time.sleep(0.05)
+        state.total += step * step
+    return {'total': state.total}
+
+fiec.main(main)
+";
+
+#[tokio::test]
+async fn a_program_is_verified_in_parts_while_it_runs_whatever_it_speaks() {
+    let mut options = workers(3);
+    options
+        .worker_args
+        .extend(args(&["--allow-program", "*@1"]));
+    let lab = Lab::start(options).await;
+    for protocol in ["frames", "json_lines"] {
+        let folder = tempfile::tempdir().unwrap();
+        let adds = lab.file("adds.py", ADDS);
+        let entry = ["python3", "-B", "adds.py"];
+        package(folder.path(), &adds, &entry, protocol, &[]);
+        let program = format!("adds-{}@1", protocol.replace('_', "-"));
+        let path = folder.path().display().to_string();
+        lab.fiec(&["program", "push", &program, &path])
+            .await
+            .expect(0);
+        let line = json!({"id": protocol, "program": program, "verify": "all",
+            "commit": {"every": 5}});
+        let id = lab.publish_json(&line).await;
+        let last = lab.journal.ended(id, "completed").await;
+        let segments = last.message.events.iter().find_map(|event| match event {
+            Event::Verified { segments, .. } => Some(*segments),
+            _ => None,
+        });
+        assert!(segments >= Some(2), "{protocol}: {segments:?}");
+        assert_eq!(last.message.state.totals.steps_back, 0, "{protocol}");
+    }
+    lab.end().await;
+}

@@ -4,13 +4,15 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use fiec_kit::foreign::container::Engine;
 use fiec_schemas::NodeId;
+use fiec_schemas::duty::Actor;
 use fiec_schemas::messages::Viability;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::python_program::package;
-use crate::stage::python::say;
+use crate::stage::python::{root, say};
 use crate::stage::{BINARY, Lab, args, proc, slots, until, workers};
 
 /// Counts for long, and notes the process of its program.
@@ -307,5 +309,69 @@ async fn a_worker_whose_file_is_removed_starts_programs_all_the_same() {
         lab.journal.ended(id, "completed").await;
     }
     process.kill().await.unwrap();
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn a_container_ends_when_its_worker_is_killed() {
+    let engine = match Engine::find() {
+        Ok(engine) => engine,
+        Err(reason) => return say(&format!("skipped: {reason}")),
+    };
+    let mut options = workers(1);
+    options
+        .worker_args
+        .extend(args(&["--allow-program", "*@1"]));
+    let mut lab = Lab::start(options).await;
+    let folder = lab.path("package");
+    std::fs::create_dir_all(&folder).unwrap();
+    for file in ["collatz.sh", "fiec.json", "image.sh"] {
+        std::fs::copy(
+            root().join("examples/container").join(file),
+            folder.join(file),
+        )
+        .unwrap();
+    }
+    let mut made = std::process::Command::new(folder.join("image.sh"));
+    let made = made.arg(&engine.program).output().unwrap();
+    if !made.status.success() {
+        let words = String::from_utf8_lossy(&made.stderr).into_owned();
+        return say(&format!("skipped: no image can be made: {words}"));
+    }
+    let path = folder.display().to_string();
+    lab.fiec(&["program", "push", "walled@1", &path])
+        .await
+        .expect(0);
+    // One capsule takes hours.
+    let params = json!({"upto": 1_000_000_000, "step": 100_000_000});
+    let id = lab.publish("walled", "walled@1", &params).await;
+    // Every container of this program, whatever its state, by what it mounts.
+    let cache = lab.data_dir().join("run").display().to_string();
+    let there = || -> Vec<String> {
+        let ask = |words: &[&str]| {
+            let output = std::process::Command::new(&engine.program)
+                .args(words)
+                .output()
+                .unwrap();
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        };
+        let all = ask(&["ps", "--all", "--quiet"]);
+        let all = all.split_whitespace().map(str::to_owned);
+        all.filter(|container| ask(&["inspect", container]).contains(&cache))
+            .collect()
+    };
+    until("its container", async || {
+        (!there().is_empty()).then_some(())
+    })
+    .await;
+    let place = lab.journal.computing(id, 0).await;
+    lab.worker(&place).kill();
+    until("its container is removed", async || {
+        there().is_empty().then_some(())
+    })
+    .await;
+    lab.fiec(&["cancel", "walled"]).await.expect(0);
+    lab.journal.ended(id, "cancelled").await;
+    lab.killed_on_purpose(&[Actor::Worker]);
     lab.end().await;
 }

@@ -312,7 +312,10 @@ impl fmt::Display for CannotRetry {
                     "the state of boundary {at} is not stored, or not any more"
                 )?;
                 let mut named: Vec<String> = stored.iter().map(ToString::to_string).collect();
-                named.truncate(NAMED);
+                if let Some(more) = named.len().checked_sub(NAMED).filter(|more| *more > 0) {
+                    named.truncate(NAMED);
+                    named.push(format!("{more} earlier ones"));
+                }
                 named.push("0, the beginning".to_owned());
                 write!(f, "; `--from-boundary` can go back to {}", named.join(", "))
             }

@@ -234,7 +234,7 @@ fn start(launch: &Launch, ground: &Ground, reaper: &Reaper) -> io::Result<Raw> {
     let (mut command, control) = match &launch.who {
         Who::Own => {
             let mut command = Command::new(program);
-            command.arg0(NAME).stdin(Stdio::null()).process_group(0);
+            command.arg0(NAME).stdin(Stdio::null());
             (command, None)
         }
         Who::Package { keeper, .. } => {

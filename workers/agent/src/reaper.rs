@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
+use fiec_kit::foreign::container;
 use fiec_kit::launch;
 use fiec_schemas::hardware::StuckProcess;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, waitpid};
@@ -237,7 +238,7 @@ impl Ending {
 /// The children of this process that it did not start itself.
 struct Orphans {
     session: u32,
-    /// Children that it had before it adopted any.
+    /// Children that it had before it adopted any, or that may be a container engine's.
     earlier: HashSet<u32>,
     /// Those of this session that were found dead, with the time. Perhaps a library waits for them.
     dead: HashMap<u32, Instant>,
@@ -261,13 +262,17 @@ impl Orphans {
 
     /// Ends and reaps what is a program's, and reaps what is nobody's.
     fn look(&mut self, own: &Mutex<HashSet<u32>>) {
-        let strangers: HashSet<u32> = {
+        let mut strangers: HashSet<u32> = {
             let own = lock(own);
             let children = launch::children().into_iter();
-            children
-                .filter(|pid| !own.contains(pid) && !self.earlier.contains(pid))
-                .collect()
+            children.filter(|pid| !own.contains(pid)).collect()
         };
+        self.earlier.retain(|pid| strangers.contains(pid));
+        strangers.retain(|pid| !self.earlier.contains(pid));
+        if container::has_asked_lately() {
+            self.earlier.extend(strangers);
+            return;
+        }
         self.dead.retain(|pid, _| strangers.contains(pid));
         self.killed.retain(|pid, _| strangers.contains(pid));
         for number in strangers {

@@ -199,7 +199,7 @@ async fn compute(shared: &Arc<Shared>, question: &Question) -> Result<Finding, N
         epoch: tip.state.epoch,
         program: spec.program.clone(),
         params: spec.params.clone(),
-        commit: CommitPolicy::Every(NonZeroU64::MAX),
+        commit: CommitPolicy::Every(length_of(segment)),
         boundary: segment.from.as_ref().map(|p| p.index),
         lease_ms: u32::MAX,
         interval_ms: 0,
@@ -212,6 +212,7 @@ async fn compute(shared: &Arc<Shared>, question: &Question) -> Result<Finding, N
             Some(_) => 0,
         },
     }));
+    // Its report of the last boundary is enough. A yield there keeps a program from going on.
     let yield_there = segment.to.map(|at| {
         Order::Yield(Yield {
             cause: Some("this part is compared up to here".to_owned()),
@@ -229,9 +230,18 @@ async fn compute(shared: &Arc<Shared>, question: &Question) -> Result<Finding, N
     )
     .await?;
     drop(state);
-    let finding = follow(shared, question, &mut child).await?;
-    shared.pool.give(child);
+    let (finding, is_over) = follow(shared, question, &mut child).await?;
+    if is_over {
+        shared.pool.give(child);
+    }
     Ok(finding)
+}
+
+/// Boundaries of a part.
+fn length_of(segment: &Segment) -> NonZeroU64 {
+    let from = segment.from.as_ref().map_or(0, |place| place.index);
+    let length = segment.to.and_then(|to| to.checked_sub(from));
+    length.and_then(NonZeroU64::new).unwrap_or(NonZeroU64::MAX)
 }
 
 async fn give(
@@ -249,11 +259,20 @@ async fn give(
             shared.pool.take(key, execution, package, setting).await
         };
         let mut child = taken.map_err(|error| format!("cannot start a child: {error}"))?;
+        // Between runs a program knows no orders; the agent's own child keeps one for the next run.
+        let is_own = package.is_none_or(|package| package.command().is_none());
+        let (before, after) = match is_own {
+            true => (yield_there.as_ref(), None),
+            false => (None, yield_there.as_ref()),
+        };
+        let orders = before.into_iter().map(|order| (order, &[][..]));
+        let orders = orders.chain([(&run, state)]);
+        let orders = orders.chain(after.map(|order| (order, &[][..])));
         let mut given = Ok(());
-        if let Some(order) = &yield_there {
-            given = child.order(order, &[]).await;
+        for (order, body) in orders {
+            given = given.and(child.order(order, body).await);
         }
-        if given.is_ok() && child.order(&run, state).await.is_ok() {
+        if given.is_ok() {
             return Ok(child);
         }
         // It died while it was idle. A fresh child has served nobody.
@@ -261,11 +280,12 @@ async fn give(
     Err("no child takes it".to_owned())
 }
 
+/// The finding, and whether the child's run is over.
 async fn follow(
     shared: &Arc<Shared>,
     question: &Question,
     child: &mut Child,
-) -> Result<Finding, String> {
+) -> Result<(Finding, bool), String> {
     let (mut heard, mut said) = (Instant::now(), Instant::now());
     loop {
         if said.elapsed() >= SIGN_OF_LIFE {
@@ -281,7 +301,9 @@ async fn follow(
         let (report, body) = report.ok_or("the program ended without a word")?;
         match report {
             Report::Fetch { digest, bytes } => answer(shared, child, digest, bytes).await?,
-            Report::Boundary(report) if report.reason == Reason::Yield => {
+            Report::Boundary(report)
+                if report.reason == Reason::Yield || question.segment.to == Some(report.index) =>
+            {
                 let size = usize::try_from(report.bytes).unwrap_or(usize::MAX);
                 if size > body.len() {
                     return Err("a boundary with less σ than it says".to_owned());
@@ -298,7 +320,8 @@ async fn follow(
                         .await
                         .map_err(|error| error.to_string())?;
                 }
-                return found(report.index, digest, &outputs);
+                let is_over = report.reason == Reason::Yield;
+                return Ok((found(report.index, digest, &outputs)?, is_over));
             }
             Report::Completed {
                 result,
@@ -308,7 +331,13 @@ async fn follow(
             } => {
                 let (outputs, _) =
                     split_outputs(&outputs, &body).ok_or("outputs without their bytes")?;
-                return found(capsules, digest_of_result(&result), &outputs);
+                if let Some(to) = question.segment.to {
+                    return Err(format!(
+                        "it completed, and reported no boundary {to} before"
+                    ));
+                }
+                let finding = found(capsules, digest_of_result(&result), &outputs)?;
+                return Ok((finding, true));
             }
             // The part gets no more than its present grant: grants change no bits.
             Report::Reserve(_) => {

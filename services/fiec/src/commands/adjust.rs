@@ -36,7 +36,8 @@ pub struct ChangeArgs {
     /// repeatable
     #[arg(long, value_parser = parse_threshold)]
     pub threshold: Vec<(Signal, Threshold)>,
-    /// Deadline: a time after the submission, e.g. 2h, or a date and time (RFC 3339)
+    /// Deadline: a time after the submission, e.g. 2h, or a date and time (RFC 3339). It replaces the old
+    /// one whole: without --fail-late the execution goes on if it misses it
     #[arg(long, value_parser = parse_deadline)]
     pub deadline: Option<Deadline>,
     /// Fail the execution if it misses its deadline

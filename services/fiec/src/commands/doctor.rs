@@ -191,6 +191,14 @@ async fn broker(url: &Secret) -> (Vec<Check>, Option<BrokerClock>) {
             "start one with `fiec policy`",
         ),
     });
+    if !amiss.is_empty() {
+        checks.push(Check::bad(
+            "nodes",
+            Status::Warning,
+            amiss.join("; "),
+            "`fiec nodes` shows them",
+        ));
+    }
     // If the broker does not answer, the checks above report it.
     if broker.measure_clock().await.is_err() {
         return (checks, None);

@@ -2,7 +2,6 @@
 
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -199,8 +198,7 @@ impl<'a> Session<'a> {
             .env(DATA_DIR_ENV, &subject.data_dir)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .process_group(0);
+            .stderr(Stdio::piped());
         let cpus = &subject.grant.cpus;
         let confined = (!cpus.is_empty()).then(|| Confined::to(cpus));
         let confined = confined.transpose().context("cannot choose processors")?;

@@ -10,6 +10,7 @@ use std::io::{self, Read as _, Seek as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use fiec_schemas::package::{Grant, Image};
@@ -27,6 +28,22 @@ pub const INPUTS: &str = "/fiec/inputs";
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// Time limit for loading an image from a package.
 const LOAD_WITHIN: Duration = Duration::from_secs(600);
+/// Time after an engine's answer in which it may still have processes of its own, which do not share
+/// their parents' session: what watches over a container, and what removes it.
+const LINGERS: Duration = Duration::from_secs(30);
+/// When an engine was asked last in this process.
+static ASKED: Mutex<Option<Instant>> = Mutex::new(None);
+
+fn note_asked() {
+    *ASKED.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+}
+
+/// Whether children of this process that it does not know may be a container engine's.
+pub fn has_asked_lately() -> bool {
+    let asked = ASKED.lock().unwrap_or_else(PoisonError::into_inner);
+    asked.is_some_and(|at| at.elapsed() < LINGERS)
+}
+
 /// Most bytes of its output that are kept.
 const WORDS_LIMIT: u64 = 64 * 1024;
 
@@ -194,7 +211,10 @@ impl Engine {
                 std::thread::sleep(Duration::from_millis(10));
             }
         };
-        let status = match run() {
+        note_asked();
+        let ran = run();
+        note_asked();
+        let status = match ran {
             Ok(Some(status)) => status,
             Ok(None) => return Err(format!("no answer within {} s", within.as_secs())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -252,7 +272,8 @@ impl Engine {
             .ok_or_else(|| ProgramError::Permanent("entry: must name a command".to_owned()))?;
         let mut all: Vec<String> = Vec::new();
         let mut add = |words: &[&str]| all.extend(words.iter().map(|word| (*word).to_owned()));
-        add(&["run", "--rm", "--name", call.name]);
+        // Its output is the log. The engine would keep a second one, without a bound.
+        add(&["run", "--rm", "--log-driver", "none", "--name", call.name]);
         add(&self.flags.iter().map(String::as_str).collect::<Vec<_>>());
         if !call.network {
             add(&["--network", "none"]);
@@ -329,13 +350,15 @@ impl Engine {
 
     /// Builds a command that removes a container, for one that ignores signals.
     pub fn end(&self, name: &str) -> Vec<String> {
+        let at_once: &[&str] = match self.kind {
+            // It waits for ten seconds otherwise, if the first process ignores SIGTERM.
+            Kind::Podman => &["--time", "0"],
+            Kind::Docker => &[],
+        };
         let program = self.program.to_string_lossy().into_owned();
-        ["rm", "--force", name]
-            .iter()
-            .fold(vec![program], |mut all, word| {
-                all.push((*word).to_owned());
-                all
-            })
+        let words = ["rm", "--force"].iter().chain(at_once).chain([&name]);
+        let words = words.map(|word| (*word).to_owned());
+        [program].into_iter().chain(words).collect()
     }
 }
 
@@ -396,7 +419,7 @@ mod tests {
         let podman = engine(Kind::Podman, "podman")
             .run(&call(&grant, &environment, &entry))
             .unwrap();
-        let expected = "run --rm --name fiec-a1 --network none --cap-drop all \
+        let expected = "run --rm --log-driver none --name fiec-a1 --network none --cap-drop all \
              --security-opt no-new-privileges --read-only --pids-limit 4096 \
              --user 1000:100 --userns keep-id --memory 1073741824 --memory-swap 1073741824 \
              --tmpfs /tmp:rw,nosuid,nodev,size=268435456 --cpuset-cpus 2,3 --device nvidia.com/gpu=GPU-1 \
@@ -446,7 +469,7 @@ mod tests {
         assert!(text.contains(&machine), "{text}");
         assert_eq!(
             engine(Kind::Podman, "podman").end("fiec-a1"),
-            ["podman", "rm", "--force", "fiec-a1"]
+            ["podman", "rm", "--force", "--time", "0", "fiec-a1"]
         );
     }
 

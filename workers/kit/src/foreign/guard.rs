@@ -29,6 +29,8 @@ const ENDS_ITSELF: Duration = Duration::from_millis(200);
 /// Between two rounds of the search for orphans of orphans.
 const ROUND: Duration = Duration::from_millis(1);
 
+/// This process is about to end, with all processes of its program: wills are to be executed as they are.
+static ENDS: AtomicBool = AtomicBool::new(false);
 static OWNS_ORPHANS: AtomicBool = AtomicBool::new(false);
 static SERVES_NO_MORE: AtomicBool = AtomicBool::new(false);
 static GUARDS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
@@ -54,6 +56,7 @@ pub fn end_with_socket(socket: UnixStream) -> io::Result<()> {
     let watch = move || {
         let mut fds = [PollFd::new(&socket, PollFlags::RDHUP)];
         while matches!(poll(&mut fds, None), Err(rustix::io::Errno::INTR)) {}
+        ENDS.store(true, Ordering::Relaxed);
         end_orphans();
         // If the others only wait for orders or for the program, they end this process themselves, and
         // remove its files.
@@ -148,6 +151,9 @@ impl Guard {
     /// Sets the shell line to execute if this process ends now.
     pub fn will(&mut self, line: &str) {
         debug_assert!(!line.contains('\n'));
+        if ENDS.load(Ordering::Relaxed) {
+            return;
+        }
         if let Some(pipe) = &mut self.shell.stdin
             && let Err(error) = writeln!(pipe, "{line}")
         {

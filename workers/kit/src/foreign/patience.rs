@@ -143,7 +143,12 @@ impl<'a> Patience<'a> {
                     process.kill();
                 }
                 Some(since) if now.saturating_duration_since(since) >= DIES_WITHIN => {
-                    return Err(process.does_not_end());
+                    let error = process.does_not_end();
+                    // How long a container takes to end says nothing of the kernel.
+                    return Err(match self.ending.take() {
+                        Some((ending, _)) if process.is_container() => ending.into_error(),
+                        _ => error,
+                    });
                 }
                 Some(_) => {}
             }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::time::Duration;
@@ -59,10 +59,7 @@ impl Process {
         command.stdin(Stdio::null());
         let kind = match ender {
             // A container engine.
-            Some(_) => {
-                command.process_group(0);
-                Kind::Engine
-            }
+            Some(_) => Kind::Engine,
             None => Kind::Program,
         };
         let child = launch::spawn(&mut command, rules, kind, None).map_err(|error| {
@@ -83,6 +80,11 @@ impl Process {
     /// A descriptor that is readable once the process has ended.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+
+    /// It is the command of a container engine.
+    pub fn is_container(&self) -> bool {
+        self.ender.is_some()
     }
 
     /// The group's id.
@@ -113,6 +115,12 @@ impl Process {
 
     /// Kills the group.
     pub fn kill(&self) {
+        self.end_container();
+        let _ = kill_process_group(self.group, Signal::KILL);
+    }
+
+    /// Removes the container, if it is one.
+    fn end_container(&self) {
         if let Some([program, arguments @ ..]) = self.ender.as_deref() {
             let started = Command::new(program)
                 .args(arguments)
@@ -126,7 +134,6 @@ impl Process {
                 Err(error) => eprintln!("fiec: cannot run {program} to end a container: {error}"),
             }
         }
-        let _ = kill_process_group(self.group, Signal::KILL);
     }
 
     /// Ends the rest of the group and returns how the process ended. Call it once [`Process::fd`]
@@ -141,6 +148,10 @@ impl Process {
         }
         self.ended = true;
         let status = status_within(&mut self.child, DIES_WITHIN);
+        // An engine's command that was killed has left its container.
+        if !matches!(&status, Ok(Some(status)) if status.code().is_some()) {
+            self.end_container();
+        }
         guard::end_orphans();
         match status {
             Ok(Some(status)) => Ok(status),

@@ -20,9 +20,10 @@ const FILES: u64 = 65_536;
 /// Whose code a process runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// The worker's own. It ends with its socket, and its programs before it.
+    /// The worker's own. It ends with its socket, and its programs before it. It leads a group.
     Own,
     /// A container engine's. Engines may need privileges, for example to map the users of a container.
+    /// It leads a group.
     Engine,
     /// A program's. It leads a session of its own.
     Program,
@@ -106,6 +107,9 @@ pub fn spawn(
             }
             Ok(())
         });
+    }
+    if matches!(kind, Kind::Own | Kind::Engine) {
+        command.process_group(0);
     }
     let child = command.spawn()?;
     match kind {

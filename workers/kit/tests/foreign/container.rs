@@ -3,6 +3,7 @@
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use fiec_kit::foreign::Package;
 use fiec_kit::foreign::container::Engine;
@@ -15,6 +16,7 @@ use serde_json::json;
 use crate::harness::{Child, Next, Outcome, every, json_lines, package, until};
 
 const IMAGE: &str = "localhost/fiec-test-shell:1";
+const SMALL_IMAGE: &str = "localhost/fiec-test-small:1";
 const PYTHON_IMAGE: &str = "localhost/fiec-test-python:1";
 
 /// The example, which makes its image by a script of its own.
@@ -230,8 +232,11 @@ fn with_libraries(command: &str) -> Vec<PathBuf> {
 }
 
 /// Makes the image out of this machine's own shell and `cat`, so that nothing is fetched.
-fn make_image(engine: &Engine, folder: &Path) -> Result<(), String> {
+/// Images of other names are other images.
+fn make_image(engine: &Engine, folder: &Path, name: &str) -> Result<(), String> {
     let root = folder.join("root");
+    std::fs::create_dir_all(root.join("etc")).unwrap();
+    std::fs::write(root.join("etc/name"), name).unwrap();
     for file in ["/bin/sh", "/bin/cat"]
         .iter()
         .flat_map(|c| with_libraries(c))
@@ -252,7 +257,7 @@ fn make_image(engine: &Engine, folder: &Path) -> Result<(), String> {
         .status()
         .unwrap();
     assert!(packed.success());
-    asked(engine, &["import", archive.to_str().unwrap(), IMAGE])?;
+    asked(engine, &["import", archive.to_str().unwrap(), name])?;
     let flags: Vec<&str> = engine.flags.iter().map(String::as_str).collect();
     let plain = [
         "--rm",
@@ -260,7 +265,7 @@ fn make_image(engine: &Engine, folder: &Path) -> Result<(), String> {
         "none",
         "--entrypoint",
         "sh",
-        IMAGE,
+        name,
         "-c",
         ":",
     ];
@@ -323,7 +328,7 @@ fn a_container_runs_a_state_folder_where_an_engine_answers() {
         }
     };
     let folder = tempfile::tempdir().unwrap();
-    if let Err(reason) = make_image(&engine, folder.path()) {
+    if let Err(reason) = make_image(&engine, folder.path(), IMAGE) {
         return skipped(&format!(
             "{:?} cannot run an image of this machine: {reason}",
             engine.kind
@@ -367,13 +372,13 @@ fn outcome_with_64_mib(script: &str) -> Option<Outcome> {
         }
     };
     let folder = tempfile::tempdir().unwrap();
-    if let Err(reason) = make_image(&engine, folder.path()) {
+    if let Err(reason) = make_image(&engine, folder.path(), SMALL_IMAGE) {
         skipped(&format!("{:?} cannot run an image: {reason}", engine.kind));
         return None;
     }
     let made = package(
         &json!({ "entry": ["sh", "./run.sh"], "protocol": "state_dir",
-                 "image": id(&engine, IMAGE) }),
+                 "image": id(&engine, SMALL_IMAGE), "limits": { "boundary_ms": 15_000 } }),
         &[("run.sh", script)],
     );
     let child = Child::start();
@@ -410,4 +415,17 @@ exit 0";
         return;
     };
     assert_eq!(outcome.result().0, &json!(4096));
+}
+
+#[test]
+fn a_container_over_its_limit_fails_though_its_shell_ignores_sigterm() {
+    let begun = Instant::now();
+    let Some(outcome) = outcome_with_64_mib("while :; do :; done") else {
+        return;
+    };
+    let (permanent, found) = outcome.failure();
+    assert!(permanent && found.contains("boundary_ms"), "{found}");
+    // A worker takes it for frozen 8 s after its limit.
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(60), "{took:?}");
 }
