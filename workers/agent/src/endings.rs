@@ -110,6 +110,11 @@ pub(crate) fn failure(spec: &Submission, fault: Fault, reason: String, stderr: S
 pub(crate) fn killed(fault: Fault, words: String, kills: &OomKills) -> (Fault, String) {
     match fault {
         Fault::Signalled { signal } if signal == Signal::KILL.as_raw() => {}
+        Fault::OutOfMemory { .. } => {
+            // It is known already, and its kill explains nothing else.
+            let _ = kills.explain();
+            return (fault, words);
+        }
         _ => return (fault, words),
     }
     let mib = |bytes: u64| format!("{} MiB", bytes.div_ceil(1 << 20));

@@ -466,6 +466,7 @@ async fn sweep(shared: Arc<Shared>, stop: CancellationToken) {
         }
         shared.sweep_pool().await;
         shared.tick_energy();
+        shared.tell_silent_kills();
         // A slot is back once a process that did not end has ended.
         shared::dispatch(&shared);
         shared.fetches.sweep();

@@ -50,6 +50,8 @@ figures! {
         given_ahead: Counter,
         /// Runs given ahead and taken back.
         taken_back: Counter,
+        /// Processes that the kernel has ended for want of memory while their programs went on.
+        memory_kills: Counter,
         /// Slots that processes take which SIGKILL does not end.
         lost_slots: Gauge,
         /// Executions that compute.

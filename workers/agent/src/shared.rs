@@ -481,6 +481,20 @@ impl Shared {
         lock(&self.live)
     }
 
+    /// Says that the kernel has ended processes which programs had started themselves: the programs may
+    /// not say it.
+    pub fn tell_silent_kills(&self) {
+        self.kills().pass();
+        let count = self.kills().take_silent();
+        if count > 0 {
+            self.metrics.memory_kills.inc_by(count);
+            tracing::warn!(
+                count,
+                "the kernel has ended processes for want of memory, and no program has ended for it"
+            );
+        }
+    }
+
     /// Number of executions that can compute at once: the node's slots, without those that processes
     /// take which do not end.
     pub fn slots(&self) -> u32 {

@@ -55,6 +55,8 @@ struct Seen {
     explained: u64,
     last: u64,
     read_at: Instant,
+    /// Kills that have explained no process's end.
+    silent: u64,
 }
 
 impl OomKills {
@@ -78,6 +80,7 @@ impl OomKills {
                 explained: count,
                 last: count,
                 read_at: Instant::now(),
+                silent: 0,
             }),
         }
     }
@@ -93,11 +96,19 @@ impl OomKills {
         if now.saturating_duration_since(seen.read_at) < RECENT {
             return;
         }
+        seen.silent += seen.last.saturating_sub(seen.explained);
         seen.explained = seen.last;
         if let Ok(count) = count(&self.counter) {
             seen.last = count;
         }
         seen.read_at = now;
+    }
+
+    /// Kills since the last call that have explained no process's end: of processes that programs had
+    /// started themselves.
+    pub fn take_silent(&self) -> u64 {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut seen.silent)
     }
 
     /// Says what a process ran out of that has just ended by SIGKILL. None if the kernel killed
@@ -215,6 +226,21 @@ mod tests {
             }
             assert_eq!(kills.explain(), None, "{version:?}");
         }
+    }
+
+    #[test]
+    fn a_kill_that_nobody_asks_for_is_told_once() {
+        let group = Group::new(Version::V2);
+        let kills = group.kills();
+        group.has_killed(10);
+        assert!(kills.explain().is_some());
+        let later = Instant::now();
+        for _ in 1..=3 {
+            kills.pass_at(later + RECENT * 3);
+        }
+        assert_eq!(kills.take_silent(), 0, "it may still explain somebody");
+        kills.pass_at(later + RECENT * 6);
+        assert_eq!((kills.take_silent(), kills.take_silent()), (2, 0));
     }
 
     #[test]
