@@ -377,11 +377,7 @@ impl Policy {
             return;
         };
         let both: Vec<NodeIx> = claim.node.into_iter().chain([verifier]).collect();
-        let names: Vec<_> = both.iter().map(|ix| name(*ix).to_string()).collect();
-        check.note = Some(format!(
-            "{} disagree on boundaries {from} to {to}; a third node is awaited to decide ({why})",
-            names.join(" and ")
-        ));
+        check.note = Some(format!("a third node is awaited to decide ({why})"));
         let Some(trial) = check.trial.as_mut().filter(|t| t.proofs_since.is_none()) else {
             return;
         };
@@ -403,6 +399,15 @@ impl Policy {
         if check.mode == Verify::All {
             let good = check.good.as_ref().map_or(0, |p| p.index);
             words += &format!("; verified up to boundary {good}");
+        }
+        if let (Some(claim), Some(trial)) = (check.claims.front(), &check.trial)
+            && let Some((verifier, _)) = &trial.other
+        {
+            let (from, to) = claim.ends();
+            let both = claim.node.into_iter().chain([*verifier]);
+            let names: Vec<_> = both.map(|ix| self.cluster.node(ix).id.as_str()).collect();
+            let names = names.join(" and ");
+            words += &format!("; {names} disagree on boundaries {from} to {to}");
         }
         if let Some(asked) = check.trial.as_ref().and_then(|t| t.asked) {
             words += &format!(
