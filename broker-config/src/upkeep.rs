@@ -84,8 +84,8 @@ impl Upkeep {
         !self.found().has_all_ledgers
     }
 
-    /// Checks every two seconds, and looks at the copies and contents of streams more seldom, forever. `who` names the kind of
-    /// service. The probes of one kind replace each other.
+    /// Checks every two seconds, and looks at the copies and contents of streams more seldom, forever.
+    /// `who` names the kind of service. The probes of one kind replace each other.
     pub async fn keep(self, broker: Broker, who: &'static str) {
         tokio::join!(self.look(&broker, who), self.look_at_streams(&broker));
     }

@@ -131,7 +131,7 @@ async fn a_program_sees_no_secret_and_no_file_of_its_worker_and_gains_no_privile
             seen["nofile"].as_u64().unwrap() <= 65_536,
             "{protocol}: {text}"
         );
-        // What ends its processes outlives it when memory is short.
+        // When memory is short, the kernel ends the program before its parent, which ends the rest.
         let expendable = |whose: &str| seen[whose].as_i64().unwrap();
         let inherited = std::fs::read_to_string("/proc/self/oom_score_adj").unwrap();
         let inherited: i64 = inherited.trim().parse().unwrap();

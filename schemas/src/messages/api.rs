@@ -32,7 +32,7 @@ pub struct ExecutionRequest {
     /// For `reconfigure`: the resources to change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grant: Option<Grant>,
-    /// For `adjust`: the change. For `retry`: what it goes on with.
+    /// For `adjust`: the change. For `retry`: settings that change with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub change: Option<Adjustment>,
     /// For `retry`: the boundary to start from. 0 is the beginning. Absent: the last committed one.

@@ -1,5 +1,6 @@
 //! An execution whose worker finds a stream of the broker full stands still, and goes on when the
 //! stream has room.
+
 use std::time::Duration;
 
 use crate::common::{World, poll};
@@ -28,6 +29,7 @@ async fn stands_still_and_goes_on(stream: &str, state_bytes: u64) {
     js.update_stream(full).await.unwrap();
     let stuck = poll("the ledger to stand still", async || {
         let seq = world.last(id).await.seq;
+        // Otherwise a commit comes every 25 ms.
         tokio::time::sleep(Duration::from_millis(1_500)).await;
         Some(world.last(id).await).filter(|last| last.seq == seq)
     })

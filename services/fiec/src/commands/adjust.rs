@@ -26,7 +26,7 @@ pub struct AdjustArgs {
     pub changes: ChangeArgs,
 }
 
-/// What can be changed of an execution.
+/// Settings of an execution that can be changed.
 #[derive(Debug, Args)]
 pub struct ChangeArgs {
     /// Priority from -100 to 100; a higher one is served first

@@ -45,7 +45,7 @@ pub(super) enum Change {
     Retry {
         /// The boundary to start from. None: the last committed one.
         from: Option<BoundaryIndex>,
-        /// What it goes on with: more memory perhaps, or a later deadline.
+        /// Settings that change with it, such as more memory or a later deadline.
         with: Option<Adjustment>,
     },
 }

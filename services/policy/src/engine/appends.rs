@@ -1,8 +1,8 @@
 //! The results of this service's appends.
 
-use fiec_schemas::{ExecutionId, Phase, Sequence};
+use fiec_schemas::{Event, ExecutionId, Phase, Sequence};
 
-use super::Policy;
+use super::{Action, Policy};
 use crate::cluster::Stage;
 use crate::places::Claim;
 use crate::time::Now;
@@ -14,6 +14,22 @@ const DECIDE_AGAIN_MS: u64 = 1_000;
 const OLD_REREADS: u8 = 5;
 
 impl Policy {
+    /// Appends one event with which an execution waits for nothing more: it ends, or is held.
+    pub(super) fn end_with(&mut self, id: ExecutionId, event: Event, out: &mut Vec<Action>) {
+        self.stop_waiting(id);
+        let Some(e) = self.cluster.execution_mut(id) else {
+            return;
+        };
+        e.begin_append();
+        out.push(Action::Append {
+            execution: id,
+            tenant: e.tenant.clone(),
+            expected: e.seq,
+            events: vec![event],
+            ticket: None,
+        });
+    }
+
     /// Handles a stored append of this service.
     pub(super) fn appended(
         &mut self,

@@ -96,18 +96,7 @@ impl Policy {
                 fault,
             },
         };
-        let (tenant, expected) = (e.tenant.clone(), e.seq);
-        if let Some(e) = self.cluster.execution_mut(id) {
-            e.begin_append();
-        }
-        self.stop_waiting(id);
-        out.push(Action::Append {
-            execution: id,
-            tenant,
-            expected,
-            events: vec![event],
-            ticket: None,
-        });
+        self.end_with(id, event, out);
         true
     }
 }

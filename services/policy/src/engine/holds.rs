@@ -377,24 +377,14 @@ impl Policy {
                 self.holds.failing.remove(&id);
                 continue;
             };
-            self.stop_waiting(id);
-            let Some(e) = self.cluster.execution_mut(id) else {
-                continue;
+            let failed = Event::Failed {
+                reason: in_vain.words,
+                stderr: String::new(),
+                fault: Some(Box::new(Fault::Dependency {
+                    id: in_vain.awaited.id,
+                })),
             };
-            e.begin_append();
-            out.push(Action::Append {
-                execution: id,
-                tenant: e.tenant.clone(),
-                expected: e.seq,
-                events: vec![Event::Failed {
-                    reason: in_vain.words,
-                    stderr: String::new(),
-                    fault: Some(Box::new(Fault::Dependency {
-                        id: in_vain.awaited.id,
-                    })),
-                }],
-                ticket: None,
-            });
+            self.end_with(id, failed, out);
         }
     }
 }

@@ -261,20 +261,12 @@ impl Policy {
              pass: the bits of the program depend on the node, or on chance; `fiec check` tells where",
             check.babels
         );
-        out.push(Action::Append {
-            execution: id,
-            tenant: e.tenant.clone(),
-            expected: e.seq,
-            events: vec![Event::Failed {
-                reason,
-                stderr: String::new(),
-                fault: Some(Box::new(Fault::WrongAnswer)),
-            }],
-            ticket: None,
-        });
-        if let Some(e) = self.cluster.execution_mut(id) {
-            e.begin_append();
-        }
+        let failed = Event::Failed {
+            reason,
+            stderr: String::new(),
+            fault: Some(Box::new(Fault::WrongAnswer)),
+        };
+        self.end_with(id, failed, out);
         self.drop_kept(id, out);
         true
     }

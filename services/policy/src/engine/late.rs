@@ -81,21 +81,12 @@ impl Policy {
             }
             Stage::Pending | Stage::Bound(..) | Stage::Paused => {
                 let reason = format!("it was not done by its deadline {deadline}");
-                out.push(Action::Append {
-                    execution: id,
-                    tenant: e.tenant.clone(),
-                    expected: e.seq,
-                    events: vec![Event::Failed {
-                        reason,
-                        stderr: String::new(),
-                        fault: Some(Box::new(Fault::Deadline)),
-                    }],
-                    ticket: None,
-                });
-                if let Some(e) = self.cluster.execution_mut(id) {
-                    e.begin_append();
-                }
-                self.stop_waiting(id);
+                let failed = Event::Failed {
+                    reason,
+                    stderr: String::new(),
+                    fault: Some(Box::new(Fault::Deadline)),
+                };
+                self.end_with(id, failed, out);
             }
             // It already yields, is kept for somebody, or only comparisons remain.
             Stage::Started(..) | Stage::Held | Stage::Verifying => {}

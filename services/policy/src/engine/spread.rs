@@ -444,18 +444,7 @@ impl Policy {
         if self.defers(now, id, self.config.grace_ms) {
             return;
         }
-        self.stop_waiting(id);
-        let Some(e) = self.cluster.execution_mut(id) else {
-            return;
-        };
-        e.begin_append();
-        out.push(Action::Append {
-            execution: id,
-            tenant: e.tenant.clone(),
-            expected: e.seq,
-            events: vec![event],
-            ticket: None,
-        });
+        self.end_with(id, event, out);
     }
 
     /// For people: the part that an execution waits for, or because of which it fails.
