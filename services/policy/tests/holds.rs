@@ -453,6 +453,24 @@ fn a_gang_that_begins_anew_takes_no_place_before_there_is_room_for_all() {
 }
 
 #[test]
+fn a_gang_of_which_nothing_runs_any_more_begins_anew_at_once() {
+    let mut w = gang_of_three(2);
+    w.start(1);
+    w.start(3);
+    w.cordon_all(true);
+    w.refuse(2);
+    // The nodes of the others cannot start it either.
+    yield_place(&mut w, 1);
+    yield_place(&mut w, 3);
+    w.cordon(0, false);
+    w.pass(3_000);
+    assert_eq!(w.running(), 0, "there is room for two of three");
+    w.cordon_all(false);
+    w.pass(3_000);
+    assert_eq!(w.running(), 3);
+}
+
+#[test]
 fn when_a_member_of_a_gang_that_is_to_begin_anew_ends_the_others_go_on_alone() {
     let mut w = gang_without_its_second(3);
     yield_place(&mut w, 1);

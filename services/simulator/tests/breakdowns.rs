@@ -277,7 +277,9 @@ fn an_execution_that_kills_its_workers_is_held_after_the_configured_deaths_and_o
 #[test]
 fn drawn_scenarios_with_breakdowns_keep_every_promise() {
     let (mut refused, mut killed) = (0, 0);
-    for seed in seeds(30) {
+    // In these, members of gangs end after the others had started: before and while one is bound.
+    let known = [1_795_816_774_005, 5_186];
+    for seed in known.into_iter().chain(seeds(30)) {
         let mut s = random::scenario(seed);
         let mut draw = Draw::new(seed ^ 1, Purpose::Scenario);
         let mut deadly = s.workloads[0].clone();

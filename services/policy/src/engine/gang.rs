@@ -7,7 +7,8 @@
 //!
 //! If not all members are bound in time, the bindings are given back and tried again. A member that
 //! a node refuses is bound elsewhere at once. If that does not succeed in time, the started members
-//! yield, no member is bound alone, and the gang starts again.
+//! yield, no member is bound alone, and the gang starts again. A gang of which nothing runs any more
+//! starts again at once.
 
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::scheduling::Gang;
@@ -84,7 +85,7 @@ impl Policy {
         }
     }
 
-    /// Notes that a member was bound or started.
+    /// Notes that a member was bound, has started, or waits again.
     pub(super) fn note_gang(&mut self, now: Now, id: ExecutionId) {
         if self.holds.gangs.is_empty() {
             return;
@@ -356,7 +357,6 @@ impl Policy {
             members.into_iter().for_each(|id| self.wait_if_pending(id));
             return false;
         };
-        let dissolving = gang.dissolving;
         let stages: Vec<_> = members.iter().map(|id| self.stage(*id)).collect();
         let started = |s: &Option<Stage>| matches!(s, Some(Stage::Started(..)));
         let lacks = |s: &Option<Stage>| matches!(s, Some(Stage::Pending | Stage::Bound(..)));
@@ -367,9 +367,12 @@ impl Policy {
             }
             return false;
         }
-        let pending = |s: &Option<Stage>| matches!(s, Some(Stage::Pending));
-        let dissolved = dissolving && stages.iter().all(pending);
-        if now.mono.since(begun) < self.config.gang_ms && !dissolved {
+        // Nothing of the gang runs or has its capsule: who finds a place first must not start alone.
+        let ended = members.iter().all(|id| match self.cluster.execution(*id) {
+            Some(e) => e.stage == Stage::Pending || e.is_appending() && !started(&Some(e.stage)),
+            None => false,
+        });
+        if now.mono.since(begun) < self.config.gang_ms && !ended {
             return true;
         }
         if !stages.iter().any(started) {

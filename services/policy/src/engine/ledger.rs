@@ -381,6 +381,7 @@ impl Policy {
         match stage {
             Stage::Pending => {
                 self.cluster.set_due(id, self.next_chance(now, id));
+                self.note_gang(now, id);
                 self.wait(id);
             }
             Stage::Paused | Stage::Held | Stage::Verifying => {
