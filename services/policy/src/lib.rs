@@ -8,7 +8,7 @@
 //!  submissions ─┐                                     ┌─▶ Append (compare-and-set on the ledger)
 //!  ledger feed ─┤   cluster: nodes × executions       ├─▶ SendCapsule, Control, Probe
 //!  vectors ─────┼─▶ hysteresis ▶ placement ▶ engine ──┼─▶ Record, Refuse, FetchSpec
-//!  probes, tick ┘                                     └─▶ Hold
+//!  probes, tick ┘
 //! ```
 //!
 //! Invariants: a destination is alive, viable and compatible when it is chosen. An execution has at

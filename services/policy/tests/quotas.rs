@@ -9,13 +9,14 @@ use std::sync::Arc;
 
 use fiec_policy::holds::reserve::{Change, apply};
 use fiec_policy::holds::{Fate, Seen};
-use fiec_policy::{Action, Config, Input, LedgerView, Millis, Now, Policy};
+use fiec_policy::{Action, Config, Input, LedgerView, Millis, NewExecution, Now, Policy};
 use fiec_schemas::quota::{Quota, Reservations};
 use fiec_schemas::trust::{Proof, SignedProof};
 use fiec_schemas::{
     Event, ExecutionId, ExecutionState, HardwareVector, InstanceId, LedgerMessage, NodeDescriptor,
     Phase, Reading, Signal, Submission, Tenant, Timestamp,
 };
+use fiec_simulator::decide::Decide as _;
 use fiec_simulator::trace::Traced;
 use uuid::Uuid;
 use world::trace::{Trace, untraced};
@@ -205,13 +206,15 @@ impl Race {
         self.specs.push((id, spec.clone()));
         let now = self.at();
         let at = self.dice.below(self.services.len());
-        let input = Input::Submission {
+        let new = NewExecution {
             execution: id,
             tenant: &tenant(),
             spec: &spec,
             submitted_at: now.wall,
         };
-        tell(&mut self.services[at], now, input);
+        let mut out = Vec::new();
+        self.services[at].policy.submit_now(now, new, &mut out);
+        take(&mut self.services[at], out);
     }
 
     /// Stores a message if its author knows the last one, and sends it to all services.

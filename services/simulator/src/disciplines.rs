@@ -129,6 +129,7 @@ impl Trace {
                 ..Settings::default()
             },
             tick_ms: 1_000,
+            hold_ms: 0,
             telemetry: crate::scenario::Telemetry {
                 sample_ms: 30_000,
                 heartbeat_ms: 30_000,

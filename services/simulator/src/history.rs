@@ -98,6 +98,7 @@ impl History {
             policies: 1,
             policy: Settings::default(),
             tick_ms: 50,
+            hold_ms: 0,
             telemetry: Telemetry::default(),
             network: Network::default(),
             nodes: self.nodes.iter().map(|n| self.group(n, told(n))).collect(),

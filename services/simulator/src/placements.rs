@@ -1,7 +1,7 @@
 //! A bare policy to measure the cost of a placement: nodes of four slots under different loads, and
 //! one submission after another.
 
-use fiec_policy::{Action, Config, Input, Millis, Now, Policy};
+use fiec_policy::{Action, Config, Input, Millis, NewExecution, Now, Policy, Submitted};
 use fiec_schemas::trust::{Proof, SignedProof};
 use fiec_schemas::{
     Event, ExecutionId, FieldError, HardwareVector, IdError, InstanceId, NodeId, Reading, Signal,
@@ -144,7 +144,7 @@ impl Bench {
         self.placed += 1;
         self.out.clear();
         let id = (7 << 76) | (2 << 62) | self.placed;
-        let input = Input::Submission {
+        let new = NewExecution {
             execution: ExecutionId(Uuid::from_u128(id)),
             tenant: &self.tenant,
             spec: &self.spec,
@@ -154,14 +154,10 @@ impl Bench {
             mono: START.plus(500),
             wall: WALL,
         };
-        self.policy.step(now, input, &mut self.out);
-        let bound = |a: &Action| match a {
-            Action::Append { events, .. } => {
-                events.iter().any(|e| matches!(e, Event::Bound { .. }))
-            }
-            _ => false,
-        };
-        self.out.iter().any(bound)
+        match self.policy.submit(now, new, false, &mut self.out) {
+            Submitted::Append(events) => events.iter().any(|e| matches!(e, Event::Bound { .. })),
+            Submitted::Hold => false,
+        }
     }
 }
 

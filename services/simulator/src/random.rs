@@ -52,6 +52,7 @@ pub fn scenario(seed: u64) -> Scenario {
         policies,
         policy: Settings::default(),
         tick_ms: 50,
+        hold_ms: 0,
         telemetry: Telemetry {
             sample_ms: 200 + d.below(400),
             heartbeat_ms: 1_000,

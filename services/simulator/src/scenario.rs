@@ -37,6 +37,10 @@ pub struct Scenario {
     /// Interval between two ticks of a policy service.
     #[serde(default = "default_tick")]
     pub tick_ms: u64,
+    /// Longest time for which a policy service holds a submission that finds no free slot. 0: it
+    /// holds none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub hold_ms: u64,
     /// Times at which nodes send their vectors.
     #[serde(default)]
     pub telemetry: Telemetry,

@@ -16,6 +16,7 @@ pub struct Tally {
     pub(crate) orders: u64,
     pub(crate) preemptions: u64,
     pub(crate) probes: u64,
+    pub(crate) held_lines: u64,
     pub(crate) records: u64,
     pub(crate) conflicts: u64,
     pub(crate) refusals: u64,
@@ -151,6 +152,8 @@ pub struct Summary {
     pub faults: BTreeMap<String, u64>,
     /// Probes of silent nodes.
     pub probes: u64,
+    /// Submissions that a policy service held until a slot was free or their time was over, by tries.
+    pub held_lines: u64,
     /// Vectors that policy services received.
     pub vectors: u64,
     /// Inputs of the policy.
@@ -212,6 +215,7 @@ pub(crate) fn make(tally: &mut Tally, frame: &Frame) -> Summary {
         fenced: tally.fenced,
         faults: own(&tally.faults),
         probes: tally.probes,
+        held_lines: tally.held_lines,
         vectors: tally.vectors,
         inputs: tally.inputs,
         steps: frame.steps,

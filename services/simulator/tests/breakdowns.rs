@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 
-use fiec_policy::{Action, Input, Now, Policy};
+use fiec_policy::{Action, Input, NewExecution, Now, Policy, Submitted};
 use fiec_schemas::{Cause, Event, EventKind, ExecutionId, Fault, InstanceId};
 use fiec_simulator::draw::{Draw, Purpose};
 use fiec_simulator::scenario::{Arrivals, CannotStart, Kills};
@@ -78,6 +78,18 @@ impl Observer {
 }
 
 impl Decide for Observer {
+    fn submit(
+        &mut self,
+        now: Now,
+        new: NewExecution<'_>,
+        may_hold: bool,
+        out: &mut Vec<Action>,
+    ) -> Submitted {
+        let before = out.len();
+        let answer = self.inner.submit(now, new, may_hold, out);
+        self.note_actions(&out[before..]);
+        answer
+    }
     fn step(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Action>) {
         self.note_ledger(now, &input);
         let before = out.len();
@@ -89,11 +101,8 @@ impl Decide for Observer {
         self.inner.act(now, out);
         self.note_actions(&out[before..]);
     }
-    fn knows(&self, id: ExecutionId) -> bool {
-        self.inner.knows(id)
-    }
-    fn withholds(&self, id: ExecutionId) -> bool {
-        self.inner.withholds(id)
+    fn policy(&self) -> &Policy {
+        &self.inner
     }
 }
 

@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use fiec_policy::{Action, Config, Input, Now, Policy};
+use fiec_policy::{Action, Config, Input, NewExecution, Now, Policy, Submitted};
 use fiec_schemas::{Cause, Event, ExecutionId, ExecutionState, InstanceId, NodeId, PhaseKind};
 use fiec_simulator::shrink::shrink;
 use fiec_simulator::{Decide, Outcome, Rule, Scenario, World, play, random};
@@ -154,22 +154,24 @@ impl Broken {
                     ticket: None,
                 });
             }
-            Defect::NeverBinds => {
+            _ => {
                 for action in actions {
                     if let Action::Append { events, .. } = action {
-                        events.retain(|e| !matches!(e, Event::Bound { .. }));
+                        self.spoil_events(events);
                     }
                 }
             }
+        }
+    }
+
+    fn spoil_events(&self, events: &mut Vec<Event>) {
+        match self.defect {
+            Defect::NeverBinds => events.retain(|e| !matches!(e, Event::Bound { .. })),
             Defect::IgnoresLabels => {
-                for action in actions {
-                    if let Action::Append { events, .. } = action {
-                        for event in events {
-                            if let Event::Bound { node, instance, .. } = event {
-                                *node = NodeId::new("n-0").unwrap();
-                                *instance = fiec_simulator::node::instance(0, 0);
-                            }
-                        }
+                for event in events {
+                    if let Event::Bound { node, instance, .. } = event {
+                        *node = NodeId::new("n-0").unwrap();
+                        *instance = fiec_simulator::node::instance(0, 0);
                     }
                 }
             }
@@ -179,6 +181,20 @@ impl Broken {
 }
 
 impl Decide for Broken {
+    fn submit(
+        &mut self,
+        now: Now,
+        new: NewExecution<'_>,
+        may_hold: bool,
+        out: &mut Vec<Action>,
+    ) -> Submitted {
+        let mut answer = self.inner.submit(now, new, may_hold, out);
+        if let Submitted::Append(events) = &mut answer {
+            self.spoil_events(events);
+        }
+        self.spoil(out);
+        answer
+    }
     fn step(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Action>) {
         if let Input::Ledger(view) = &input
             && view.state.phase.is == PhaseKind::Started
@@ -198,11 +214,8 @@ impl Decide for Broken {
             out.extend(more);
         }
     }
-    fn knows(&self, id: ExecutionId) -> bool {
-        self.inner.knows(id)
-    }
-    fn withholds(&self, id: ExecutionId) -> bool {
-        self.inner.withholds(id)
+    fn policy(&self) -> &Policy {
+        &self.inner
     }
     fn store(&self, state: &mut ExecutionState) {
         match self.defect {

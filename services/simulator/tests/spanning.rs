@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use fiec_policy::{Action, Config, Input, Now, Policy};
+use fiec_policy::{Action, Config, Input, NewExecution, Now, Policy, Submitted};
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::quota::Reservation;
 use fiec_schemas::scheduling::{self, Keep};
@@ -130,6 +130,24 @@ impl Broken {
 }
 
 impl Decide for Broken {
+    fn submit(
+        &mut self,
+        now: Now,
+        new: NewExecution<'_>,
+        may_hold: bool,
+        out: &mut Vec<Action>,
+    ) -> Submitted {
+        let mut spec = new.spec.clone();
+        if self.defect == Defect::ForgetsDependencies {
+            spec.after.clear();
+        }
+        let new = NewExecution { spec: &spec, ..new };
+        let mut mine = Vec::new();
+        let answer = self.inner.submit(now, new, may_hold, &mut mine);
+        self.spoil(&mut mine);
+        out.extend(mine);
+        answer
+    }
     fn step(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Action>) {
         if let Input::Ledger(view) = &input
             && view.state.phase.is == PhaseKind::Started
@@ -139,22 +157,6 @@ impl Decide for Broken {
         }
         let mut mine = Vec::new();
         match input {
-            Input::Submission {
-                execution,
-                tenant,
-                spec,
-                submitted_at,
-            } if self.defect == Defect::ForgetsDependencies => {
-                let mut spec = spec.clone();
-                spec.after.clear();
-                let input = Input::Submission {
-                    execution,
-                    tenant,
-                    spec: &spec,
-                    submitted_at,
-                };
-                self.inner.step(now, input, &mut mine);
-            }
             Input::Quota(..) if self.defect == Defect::IgnoresQuotas => {}
             Input::Quota(tenant, Some(mut quota)) if self.defect == Defect::TakesQuotasForTwice => {
                 quota.running = quota.running.map(|n| 2 * n);
@@ -186,8 +188,8 @@ impl Decide for Broken {
         self.spoil(&mut mine);
         out.extend(mine);
     }
-    fn knows(&self, id: ExecutionId) -> bool {
-        self.inner.knows(id)
+    fn policy(&self) -> &Policy {
+        &self.inner
     }
     fn withholds(&self, id: ExecutionId) -> bool {
         self.defect != Defect::BindsGangsInPart && self.inner.withholds(id)

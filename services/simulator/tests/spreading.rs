@@ -5,8 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
-use fiec_policy::{Action, Config, Input, Now, Policy};
-use fiec_schemas::{Event, ExecutionId, ExecutionState};
+use fiec_policy::{Action, Config, Input, NewExecution, Now, Policy, Submitted};
+use fiec_schemas::{Event, ExecutionState};
 use fiec_simulator::shrink::shrink;
 use fiec_simulator::{Decide, Outcome, Rule, Scenario, Summary, World, play};
 
@@ -36,6 +36,19 @@ impl Broken {
 }
 
 impl Decide for Broken {
+    fn submit(
+        &mut self,
+        now: Now,
+        new: NewExecution<'_>,
+        may_hold: bool,
+        out: &mut Vec<Action>,
+    ) -> Submitted {
+        let mut mine = Vec::new();
+        let answer = self.inner.submit(now, new, may_hold, &mut mine);
+        self.spoil(&mut mine);
+        out.extend(mine);
+        answer
+    }
     fn step(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Action>) {
         let mut mine = Vec::new();
         self.inner.step(now, input, &mut mine);
@@ -48,11 +61,8 @@ impl Decide for Broken {
         self.spoil(&mut mine);
         out.extend(mine);
     }
-    fn knows(&self, id: ExecutionId) -> bool {
-        self.inner.knows(id)
-    }
-    fn withholds(&self, id: ExecutionId) -> bool {
-        self.inner.withholds(id)
+    fn policy(&self) -> &Policy {
+        &self.inner
     }
     fn store(&self, state: &mut ExecutionState) {
         if let (Defect::ForgetsParts, Some(spread)) = (self.defect, &mut state.spread) {

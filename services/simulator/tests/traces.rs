@@ -7,8 +7,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use fiec_policy::{Action, Config, Input, Now, Policy};
-use fiec_schemas::{Event, ExecutionId, InstanceId};
+use fiec_policy::{Action, Config, Input, NewExecution, Now, Policy, Submitted};
+use fiec_schemas::{Event, InstanceId};
 use fiec_simulator::trace::committed::{Committed, is_update};
 use fiec_simulator::trace::{Digested, Recorder, TraceError, replay, sources};
 use fiec_simulator::{Decide, Scenario};
@@ -127,7 +127,8 @@ fn a_trace_replays_to_itself() {
     let small = ["calm", "dag", "pressure"];
     let all = scenarios().into_iter();
     let all = all.filter(|(name, _)| small.iter().any(|small| name.contains(small)));
-    for (name, scenario) in all.chain(drawn(1..=8)) {
+    let holding = drawn(sources::HOLDING..=sources::HOLDING + 3);
+    for (name, scenario) in all.chain(drawn(1..=8)).chain(holding) {
         let trace = recorded(&scenario);
         let again = replayed(&trace, production).lines();
         let trace = trace.lines();
@@ -166,6 +167,18 @@ impl Spoiled {
 }
 
 impl Decide for Spoiled {
+    fn submit(
+        &mut self,
+        now: Now,
+        new: NewExecution<'_>,
+        may_hold: bool,
+        out: &mut Vec<Action>,
+    ) -> Submitted {
+        let from = out.len();
+        let answer = self.policy.submit(now, new, may_hold, out);
+        self.spoil(out, from);
+        answer
+    }
     fn step(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Action>) {
         let from = out.len();
         self.policy.step(now, input, out);
@@ -176,22 +189,39 @@ impl Decide for Spoiled {
         self.policy.act(now, out);
         self.spoil(out, from);
     }
-    fn knows(&self, id: ExecutionId) -> bool {
-        self.policy.knows(id)
+    fn policy(&self) -> &Policy {
+        &self.policy
     }
-    fn withholds(&self, id: ExecutionId) -> bool {
-        self.policy.withholds(id)
+}
+
+#[test]
+fn submissions_are_held_and_appended_in_traces_of_services_that_may_hold_them() {
+    let (mut held, mut in_vain) = (0, 0);
+    for (name, scenario) in drawn(sources::HOLDING..=*sources::SEEDS.end()) {
+        let lines = recorded(&scenario).lines();
+        let holds = lines.iter().filter(|line| line.ends_with(" out hold"));
+        let no_more = lines.iter().filter(|line| {
+            line.contains(" in submission ") && !line.contains(r#""may_hold":true"#)
+        });
+        let submitted = lines.iter().filter(|line| line.contains(r#""expected":0"#));
+        assert!(submitted.count() > 0, "{name}");
+        held += holds.count();
+        in_vain += no_more.count();
     }
+    assert!(held > 100 && in_vain > 10, "{held} held, {in_vain} in vain");
 }
 
 #[test]
 fn an_action_that_is_dropped_or_altered_differs_at_its_step_alone() {
     let trace = recorded(&sources::drawn(7));
     let lines = trace.lines();
-    let mut appends = lines.iter().filter(|line| line.contains(" out append "));
-    let spoiled = appends.nth(40).expect("more than 40 appends").clone();
+    let is_append = |line: &str| line.contains(" out append ");
+    // What begins a ledger is the answer to its submission, and no action.
+    let begins = |line: &str| line.contains(r#""expected":0,"#);
+    let mut appends = lines.iter().filter(|line| is_append(line) && !begins(line));
+    let spoiled = appends.nth(20).expect("more than 20 appends").clone();
     for drops in [true, false] {
-        let before = Rc::new(Cell::new(40));
+        let before = Rc::new(Cell::new(20));
         let now = replayed(&trace, |config, id| Spoiled {
             policy: production(config, id),
             before: Rc::clone(&before),

@@ -249,6 +249,7 @@ fn scenario(jobs: &[Job]) -> Scenario {
             ..Settings::default()
         },
         tick_ms: 50,
+        hold_ms: 0,
         telemetry: Telemetry::default(),
         network: Network::default(),
         nodes: vec![NodeGroup {

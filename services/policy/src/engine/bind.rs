@@ -2,6 +2,7 @@
 //! starts.
 
 use fiec_schemas::{Cause, Event, ExecutionId, Submission, Tenant, Timestamp};
+use serde::Serialize;
 
 use super::refusal::YieldRefusal;
 use super::{Action, Policy, Ticket};
@@ -39,7 +40,7 @@ pub(super) fn leaves(e: &Execution, node: NodeIx, cause: &Cause) -> Leaving {
 }
 
 /// A submission whose execution is not known yet.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize)]
 pub struct NewExecution<'a> {
     /// Its id.
     pub execution: ExecutionId,
@@ -49,6 +50,19 @@ pub struct NewExecution<'a> {
     pub spec: &'a Submission,
     /// Time of the submission, by the broker's clock.
     pub submitted_at: Timestamp,
+}
+
+impl NewExecution<'_> {
+    /// The append that begins its ledger with these events.
+    pub fn append(&self, events: Vec<Event>) -> Action {
+        Action::Append {
+            execution: self.execution,
+            tenant: self.tenant.clone(),
+            expected: 0,
+            events,
+            ticket: None,
+        }
+    }
 }
 
 /// The policy's answer to a submission.
@@ -73,16 +87,6 @@ impl Policy {
         out: &mut Vec<Action>,
     ) -> Submitted {
         self.begin_step(now);
-        self.take_submission(now, new, may_hold, out)
-    }
-
-    pub(super) fn take_submission(
-        &mut self,
-        now: Now,
-        new: NewExecution<'_>,
-        may_hold: bool,
-        out: &mut Vec<Action>,
-    ) -> Submitted {
         let NewExecution {
             execution: id,
             tenant,

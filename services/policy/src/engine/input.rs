@@ -5,7 +5,7 @@ use fiec_schemas::quota::{Quota, Reservations};
 use fiec_schemas::trust::{Proof, Quarantine, SignedProof, Verdict, VerifiedUpTo};
 use fiec_schemas::{
     ExecutionId, HardwareVector, InstanceId, NodeDescriptor, NodeFlags, NodeId, Phase, Sequence,
-    Submission, Tenant, Timestamp,
+    Submission, Tenant,
 };
 
 use crate::holds::Seen;
@@ -40,21 +40,9 @@ pub enum ControlOutcome {
     NoAnswer,
 }
 
-/// One input of the policy.
+/// One input of the policy. Submissions have a call of their own, [`Policy::submit`](super::Policy::submit).
 #[derive(Debug)]
 pub enum Input<'a> {
-    /// [`Policy::submit`](super::Policy::submit) without a hold, as an input: its answer is an
-    /// [`Action::Append`](super::Action::Append).
-    Submission {
-        /// Id of the new execution.
-        execution: ExecutionId,
-        /// Its tenant.
-        tenant: &'a Tenant,
-        /// Its submission.
-        spec: &'a Submission,
-        /// Time of the submission by the broker's clock.
-        submitted_at: Timestamp,
-    },
     /// A message of a ledger, by any author. It also reports an append of ours whose
     /// acknowledgement was lost.
     Ledger(&'a LedgerView<'a>),

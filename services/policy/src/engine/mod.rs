@@ -170,28 +170,6 @@ impl Policy {
     pub fn step(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Action>) {
         self.begin_step(now);
         match input {
-            Input::Submission {
-                execution,
-                tenant,
-                spec,
-                submitted_at,
-            } => {
-                let new = NewExecution {
-                    execution,
-                    tenant,
-                    spec,
-                    submitted_at,
-                };
-                if let Submitted::Append(events) = self.take_submission(now, new, false, out) {
-                    out.push(Action::Append {
-                        execution,
-                        tenant: tenant.clone(),
-                        expected: 0,
-                        events,
-                        ticket: None,
-                    });
-                }
-            }
             Input::Ledger(view) => self.follow(now, view, false, out),
             Input::Reread(view) => self.follow(now, view, true, out),
             Input::Spec { execution, spec } => self.learn_spec(now, execution, spec),

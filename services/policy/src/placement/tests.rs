@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::*;
+use crate::NewExecution;
 use crate::{Input, Millis, Policy, ProbeOutcome};
 
 const START_MS: u64 = 86_400_000;
@@ -195,12 +196,14 @@ impl Cast {
                 self.submitted += 1;
                 let execution = ExecutionId(Uuid::from_u128(self.submitted));
                 self.live.push(execution);
-                self.tell(Input::Submission {
+                let now = self.now();
+                let new = NewExecution {
                     execution,
                     tenant: &Tenant::new("t").unwrap(),
                     spec: &spec,
-                    submitted_at: self.now().wall,
-                });
+                    submitted_at: now.wall,
+                };
+                let _ = self.policy.submit(now, new, false, &mut Vec::new());
             }
             Step::End(which) if !self.live.is_empty() => {
                 let execution = self.live.swap_remove(which % self.live.len());

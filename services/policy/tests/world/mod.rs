@@ -15,7 +15,7 @@ mod worker;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use fiec_policy::{Action, Config, Good, Input, LedgerView, Millis, Now, Policy};
+use fiec_policy::{Action, Config, Good, Input, LedgerView, Millis, NewExecution, Now, Policy};
 use fiec_schemas::envelope::EnvelopeNow;
 use fiec_schemas::hardware::{ArrivingState, Substrate, default_thresholds};
 use fiec_schemas::messages::{ControlRequest, Why};
@@ -29,6 +29,7 @@ use fiec_schemas::{
     InstanceId, LedgerMessage, NodeDescriptor, NodeFlags, NodeId, Phase, Reading, Signal,
     Submission, Tenant, Timestamp,
 };
+use fiec_simulator::decide::Decide as _;
 use fiec_simulator::trace::Traced;
 use uuid::Uuid;
 
@@ -305,12 +306,16 @@ impl World {
         let tenant = self.tenant_of(Self::id(n));
         let at = self.wall();
         self.specs.insert(Self::id(n), spec.clone());
-        self.step(Input::Submission {
+        let new = NewExecution {
             execution: Self::id(n),
             tenant: &tenant,
             spec: &spec,
             submitted_at: at,
-        })
+        };
+        let mut out = Vec::new();
+        self.policy.submit_now(self.at(), new, &mut out);
+        self.sort_out(&out);
+        out
     }
 
     pub fn submit_and_store(&mut self, n: u64) -> Vec<Action> {

@@ -5,7 +5,10 @@ mod worker;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use fiec_policy::{Action, Config, Input, LedgerView, Millis, Now, Policy, ProbeOutcome};
+use crate::decide::Decide;
+use fiec_policy::{
+    Action, Config, Input, LedgerView, Millis, NewExecution, Now, Policy, ProbeOutcome,
+};
 use fiec_schemas::hardware::{Substrate, default_thresholds};
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::substrate::SubstrateKind;
@@ -265,12 +268,14 @@ impl Stage {
             order: None,
             ended_ms: None,
         });
-        self.step(Input::Submission {
+        let new = NewExecution {
             execution: id,
             tenant: &tenant,
             spec: &spec,
             submitted_at: at,
-        });
+        };
+        let now = self.at();
+        self.policy.submit_now(now, new, &mut self.actions);
         self.perform();
     }
 

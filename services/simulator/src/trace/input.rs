@@ -8,7 +8,7 @@ use fiec_schemas::quota::{Quota, Reservations};
 use fiec_schemas::trust::{Proof, Quarantine, SignedProof, Verdict, VerifiedUpTo};
 use fiec_schemas::{
     ExecutionId, HardwareVector, InstanceId, NodeDescriptor, NodeFlags, NodeId, Phase, Sequence,
-    Submission, Tenant, Timestamp,
+    Submission, Tenant,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -19,12 +19,6 @@ use super::text::MARK;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Recorded {
-    Submission {
-        execution: ExecutionId,
-        tenant: Tenant,
-        spec: Box<Submission>,
-        submitted_at: Timestamp,
-    },
     Ledger(Message),
     Reread(Message),
     Spec {
@@ -182,17 +176,6 @@ impl Recorded {
     /// If JSON cannot hold a ledger message.
     pub fn of(input: &Input<'_>) -> Result<Self, serde_json::Error> {
         Ok(match input {
-            Input::Submission {
-                execution,
-                tenant,
-                spec,
-                submitted_at,
-            } => Self::Submission {
-                execution: *execution,
-                tenant: (*tenant).clone(),
-                spec: Box::new((*spec).clone()),
-                submitted_at: *submitted_at,
-            },
             Input::Ledger(view) => Self::Ledger(Message::of(view)?),
             Input::Reread(view) => Self::Reread(Message::of(view)?),
             Input::Spec { execution, spec } => Self::Spec {
@@ -377,17 +360,6 @@ impl Recorded {
         let input = match &self {
             Self::Ledger(message) => return message.give(|view| take(Input::Ledger(view))),
             Self::Reread(message) => return message.give(|view| take(Input::Reread(view))),
-            Self::Submission {
-                execution,
-                tenant,
-                spec,
-                submitted_at,
-            } => Input::Submission {
-                execution: *execution,
-                tenant,
-                spec,
-                submitted_at: *submitted_at,
-            },
             Self::Spec { execution, spec } => Input::Spec {
                 execution: *execution,
                 spec,

@@ -11,7 +11,8 @@
 //! ```
 //!
 //! A line has the number of the step, the policy, the direction, the kind and its JSON. An input
-//! has both clocks before the JSON. A trace begins each policy with `in new`, which has the settings
+//! has both clocks before the JSON. The answer to `in submission` is the line after its actions: `out
+//! append`, which begins the ledger, or `out hold`. A trace begins each policy with `in new`, which has the settings
 //! that differ from their defaults. All lines of a step have its number, so a step with one action
 //! more moves no later number.
 //!
@@ -45,8 +46,8 @@
 //! # Limits
 //!
 //! The wording of a sentence is in no trace. Questions to the policy (`why`, `duties`, `foresee`) are
-//! not recorded, and no source gives the inputs `connected`, `lost` and a replica that leaves. Runs
-//! of the simulator have no `record` of executions that wait, since [`Settings`] turns them off.
+//! not recorded. Runs of the simulator have no `record` of executions that wait, since [`Settings`]
+//! turns them off.
 //!
 //! [`Settings`]: crate::settings::Settings
 

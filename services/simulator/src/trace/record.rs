@@ -6,8 +6,9 @@ use std::io::Write;
 use std::ops::Deref;
 use std::rc::Rc;
 
-use fiec_policy::{Action, Config, Input, Now};
+use fiec_policy::{Action, Config, Input, NewExecution, Now, Policy, Submitted};
 use fiec_schemas::{ExecutionId, ExecutionState, InstanceId};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::text::{Direction, Line, strip_sentences};
@@ -210,7 +211,38 @@ impl<D> Traced<D> {
     }
 }
 
+/// A submission in a trace.
+#[derive(Serialize)]
+struct Offered<'a> {
+    #[serde(flatten)]
+    new: NewExecution<'a>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    may_hold: bool,
+}
+
 impl<D: Decide> Traced<D> {
+    /// Records a submission, passes it to the policy, and records the answer.
+    pub fn submit(
+        &mut self,
+        now: Now,
+        new: NewExecution<'_>,
+        may_hold: bool,
+        out: &mut Vec<Action>,
+    ) -> Submitted {
+        self.recorder.with(|tape| {
+            let body = serde_json::to_value(Offered { new, may_hold });
+            tape.begin(self.number, "submission", Some(now), body);
+        });
+        let before = out.len();
+        let answer = self.policy.submit(now, new, may_hold, out);
+        self.end(out, before);
+        self.recorder.with(|tape| match &answer {
+            Submitted::Append(events) => tape.end(self.number, &[new.append(events.clone())]),
+            Submitted::Hold => tape.line(self.number, Direction::Out, "hold", None, Value::Null),
+        });
+        answer
+    }
+
     /// Records an input and passes it to the policy.
     pub fn step(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Action>) {
         self.recorder.with(|tape| {
@@ -253,14 +285,23 @@ impl<D: Decide> Traced<D> {
 }
 
 impl<D: Decide> Decide for Traced<D> {
+    fn submit(
+        &mut self,
+        now: Now,
+        new: NewExecution<'_>,
+        may_hold: bool,
+        out: &mut Vec<Action>,
+    ) -> Submitted {
+        Traced::submit(self, now, new, may_hold, out)
+    }
     fn step(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Action>) {
         Traced::step(self, now, input, out);
     }
     fn act(&mut self, now: Now, out: &mut Vec<Action>) {
         Traced::act(self, now, out);
     }
-    fn knows(&self, id: ExecutionId) -> bool {
-        self.policy.knows(id)
+    fn policy(&self) -> &Policy {
+        self.policy.policy()
     }
     fn withholds(&self, id: ExecutionId) -> bool {
         Traced::withholds(self, id)

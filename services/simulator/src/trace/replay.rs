@@ -2,8 +2,8 @@
 
 use std::io::BufRead;
 
-use fiec_policy::{Action, Config};
-use fiec_schemas::{ExecutionId, InstanceId};
+use fiec_policy::{Action, Config, NewExecution};
+use fiec_schemas::{ExecutionId, InstanceId, Submission, Tenant, Timestamp};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -54,6 +54,17 @@ struct New {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
+struct Offered {
+    execution: ExecutionId,
+    tenant: Tenant,
+    spec: Submission,
+    submitted_at: Timestamp,
+    #[serde(default)]
+    may_hold: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Withholds {
     execution: ExecutionId,
 }
@@ -74,6 +85,16 @@ impl<D: Decide> Replay<'_, D> {
             ("withholds", _) => {
                 let asked: Withholds = parse(line.body)?;
                 policy.withholds(asked.execution);
+            }
+            ("submission", Some(now)) => {
+                let offered: Offered = parse(line.body)?;
+                let new = NewExecution {
+                    execution: offered.execution,
+                    tenant: &offered.tenant,
+                    spec: &offered.spec,
+                    submitted_at: offered.submitted_at,
+                };
+                let _ = policy.submit(now, new, offered.may_hold, &mut self.out);
             }
             ("act", Some(now)) => policy.act(now, &mut self.out),
             (kind, Some(now)) => {

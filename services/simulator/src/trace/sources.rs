@@ -8,7 +8,11 @@ use super::{Digested, Recorder, TraceError};
 use crate::{Scenario, World, random};
 
 /// The seeds whose traces are committed.
-pub const SEEDS: std::ops::RangeInclusive<u64> = 1..=100;
+pub const SEEDS: std::ops::RangeInclusive<u64> = 1..=120;
+/// From this seed on, policy services hold submissions that find no free slot.
+pub const HOLDING: u64 = 101;
+/// For so long, in ms: a policy service's default.
+const HOLD_MS: u64 = 25;
 /// Length of a drawn scenario in a trace, in ms of virtual time. Faults are drawn from 10 s on.
 const DURATION_MS: u64 = 40_000;
 /// Time for the remaining executions after that, in ms of virtual time.
@@ -21,6 +25,9 @@ pub fn drawn(seed: u64) -> Scenario {
     let mut scenario = random::scenario(seed);
     scenario.duration_ms = DURATION_MS;
     scenario.drain_ms = DRAIN_MS;
+    if seed >= HOLDING {
+        scenario.hold_ms = HOLD_MS;
+    }
     scenario
 }
 

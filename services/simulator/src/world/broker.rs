@@ -114,7 +114,7 @@ impl<D: Decide> World<'_, D> {
         let unknown = readers.any(|(_, r)| {
             !r.policy
                 .as_ref()
-                .is_some_and(|policy| policy.knows(after.execution))
+                .is_some_and(|policy| policy.policy().knows(after.execution))
         });
         self.text(events, after, unknown).map(Some)
     }

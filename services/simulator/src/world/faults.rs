@@ -209,6 +209,7 @@ impl<D: Decide> World<'_, D> {
             Fault::PolicyLoss(f) => {
                 let end = self.now + f.for_ms * 1_000;
                 self.replicas[f.policy as usize].policy = None;
+                self.redeliver_lines(f.policy as u8);
                 self.disturbed_until = self.disturbed_until.max(end);
                 self.queue.plan(end, What::End(n));
             }

@@ -17,6 +17,7 @@ mod broker;
 pub mod exec;
 mod faults;
 mod holds;
+mod intake;
 mod joining;
 mod leaving;
 mod nodes;
@@ -68,6 +69,8 @@ enum What {
     Arrive(u32),
     /// A submission reaches a policy service.
     Submit(u8, u32),
+    /// A policy service has held a submission for as long as it may.
+    HoldEnds(u8, u32),
     /// A node samples its loads.
     Sample(u32, u32),
     /// A node's vector reaches a policy service.
@@ -393,6 +396,7 @@ impl<'a, D: Decide> World<'a, D> {
             What::Presence(p, life) => self.presence(p as usize, life),
             What::Arrive(workload) => self.arrive(workload as usize),
             What::Submit(p, e) => self.submit(p, e),
+            What::HoldEnds(p, life) => self.hold_ends(p, life),
             What::Sample(node, life) => self.sample(node as usize, life),
             What::Vector(p, told) => self.vector(p, *told),
             What::Word(p, word) => self.word(p, word),

@@ -11,7 +11,7 @@ use uuid::Uuid;
 /// Timeout of a probe, in microseconds.
 const PROBE_TIMEOUT_US: u64 = 1_000_000;
 /// Time until the broker delivers a submission again, in microseconds.
-const REDELIVERY_US: u64 = 1_000_000;
+pub(super) const REDELIVERY_US: u64 = 1_000_000;
 
 /// A policy service.
 #[derive(Debug)]
@@ -25,7 +25,9 @@ pub(super) struct Replica<D> {
     /// Arrival of its feed's last message.
     pub fed_at: u64,
     /// Actions that are not performed yet.
-    out: Vec<Action>,
+    pub out: Vec<Action>,
+    /// Submissions that have reached it.
+    pub intake: super::intake::Intake,
     /// For each node, the instance that it last heard and when, in microseconds.
     pub heard: Vec<(InstanceId, u64)>,
 }
@@ -68,6 +70,7 @@ impl<D: Decide> World<'_, D> {
             stalled_until: 0,
             fed_at: self.now,
             out: Vec::new(),
+            intake: super::intake::Intake::default(),
             heard: self
                 .nodes
                 .iter()
@@ -140,6 +143,7 @@ impl<D: Decide> World<'_, D> {
 
     /// Performs the actions of a policy service.
     pub(super) fn perform(&mut self, p: usize) -> Result<(), Wrong> {
+        self.take_lines_in(p);
         let now = self.moment();
         let replica = &mut self.replicas[p];
         if let Some(policy) = &mut replica.policy {
@@ -214,7 +218,7 @@ impl<D: Decide> World<'_, D> {
                 change,
             } => self.wish(p, &tenant, quota, change),
             Action::MakePart { part, holder, .. } => self.ask_for_part(p, part, holder),
-            // In a run, submissions are not held, operators do not ask, and nothing is verified.
+            // In a run, operators do not ask, and nothing is verified.
             _ => {}
         }
         Ok(())
@@ -322,32 +326,6 @@ impl<D: Decide> World<'_, D> {
         Ok(())
     }
 
-    /// A submission reaches a policy service. Submissions to a dead one are delivered to another.
-    pub(super) fn submit(&mut self, p: u8, e: u32) -> Result<(), Wrong> {
-        if self.replicas[p as usize].policy.is_none() {
-            let other = ((p as usize + 1) % self.replicas.len()) as u8;
-            self.queue
-                .plan(self.now + REDELIVERY_US, What::Submit(other, e));
-            return Ok(());
-        }
-        let Some(What::Submit(p, e)) = self.waits(p, What::Submit(p, e)) else {
-            return Ok(());
-        };
-        let spec = Arc::clone(&self.exec(e).spec);
-        let (tenant, at) = (self.tenant(e), self.exec(e).submitted);
-        let submitted_at = self.stamp(at);
-        let execution = self.id_of(e);
-        self.input(
-            p as usize,
-            Input::Submission {
-                execution,
-                tenant: &tenant,
-                spec: &spec,
-                submitted_at,
-            },
-        )
-    }
-
     /// An append of a policy service reaches the broker.
     pub(super) fn store(&mut self, p: u8, life: u32, append: Append) -> Result<(), Wrong> {
         let e = append.e;
@@ -387,8 +365,7 @@ impl<D: Decide> World<'_, D> {
         if !self.is_alive(p, life) {
             // A submission that was not processed is delivered again.
             if self.exec(e).seq == 0 && matches!(*fate, Fate::Unknown { first: true }) {
-                self.queue
-                    .plan(self.now + REDELIVERY_US, What::Submit(p, e));
+                self.deliver_again(p, e);
             }
             return Ok(());
         }
