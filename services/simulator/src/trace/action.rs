@@ -120,7 +120,7 @@ pub fn describe(action: &Action) -> Result<(&'static str, Value), serde_json::Er
             }),
         ),
         Action::Record(record) => ("record", json!({"record": serde_json::to_value(record)?})),
-        Action::Refuse(ticket, _) => ("reply", json!({"ticket": ticket, "is_taken": false})),
+        Action::Refuse(ticket, _) => ("refuse", json!({"ticket": ticket})),
     })
 }
 
