@@ -8,7 +8,7 @@ use async_nats::jetstream::message::PublishMessage;
 use fiec_broker::{
     AppendError, Broker, BrokerError, Draft, Entry, Ledger, Tip, Upkeep, nodes, store,
 };
-use fiec_policy::{ControlOutcome, ProbeOutcome, Ticket};
+use fiec_policy::{ControlOutcome, Ticket};
 use fiec_schemas::ids::is_name;
 use fiec_schemas::messages::{
     CapsuleBinding, ControlReply, ControlRequest, Holding, Record, Refusal,
@@ -180,11 +180,11 @@ impl Effects {
     /// Pings a node. Every answer shows that it is alive.
     pub async fn probe(self, node: NodeId, timeout: Duration) {
         let outcome = match self.control(&node, &ControlRequest::Ping, timeout).await {
-            Ok(reply) => ProbeOutcome::Answered(reply.instance),
+            Ok(reply) => Some(reply.instance),
             Err(no_reply) => {
                 let reason = no_reply.reason();
                 tracing::info!(%node, reason, "a probe was not answered");
-                ProbeOutcome::Silent
+                None
             }
         };
         self.tell(Outcome::Probed(node, outcome)).await;

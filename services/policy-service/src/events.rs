@@ -4,7 +4,7 @@ use fiec_broker::feed::FeedItem;
 use fiec_broker::{AppendError, Entry, Tip};
 use fiec_policy::holds::Seen;
 use fiec_policy::verify::Named;
-use fiec_policy::{ControlOutcome, ProbeOutcome, Ticket};
+use fiec_policy::{ControlOutcome, Ticket};
 use fiec_schemas::hardware::{ArrivingState, RunningProgress};
 use fiec_schemas::messages::{CapsuleBinding, Holding, NodeStatus, ViewReply, Why};
 use fiec_schemas::quota::{Quota, Reservations};
@@ -96,7 +96,7 @@ pub enum Outcome {
     /// The broker keeps nothing more of a node, whose descriptor was of this instance.
     Forgotten(NodeId, Option<InstanceId>),
     /// Result of a probe.
-    Probed(NodeId, ProbeOutcome),
+    Probed(NodeId, Option<InstanceId>),
     /// All executions that this life of a node holds, ordered by id.
     Held(NodeId, InstanceId, Vec<Holding>),
     /// A rejection of a line of this message was recorded, or why not.

@@ -315,13 +315,14 @@ impl Effects {
             };
             let state = &entry.message.state;
             let held = state.phase.binding().map(|b| &b.node);
-            let away = matches!(good, Good::BeforeIt) && held.is_none_or(|n| Some(n) != culprit);
+            let away =
+                matches!(good, Good::BeforeTheCulprit) && held.is_none_or(|n| Some(n) != culprit);
             if state.phase.is_terminal() || away {
                 return Ok(Later::Overtaken(Box::new(entry)));
             }
             let to = match good {
                 Good::Known(place) => place.clone(),
-                Good::BeforeIt => match culprit {
+                Good::BeforeTheCulprit => match culprit {
                     Some(node) => self.before(tenant, execution, node).await?,
                     None => None,
                 },

@@ -4,11 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fiec_schemas::NodeId;
+use serde::{Deserialize, Serialize};
 
 use crate::share::order::Discipline;
 
-/// Tunable settings.
-#[derive(Debug, Clone, PartialEq)]
+/// Tunable settings. They write and read themselves as JSON, for traces; what is not given has its
+/// default.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Silence after which a node is probed and its vector no longer counts.
     pub liveness_ms: u64,

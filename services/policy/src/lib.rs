@@ -41,8 +41,8 @@ pub mod watch;
 
 pub use config::Config;
 pub use engine::{
-    Action, ControlOutcome, Duties, Good, Input, NewExecution, Policy, ProbeOutcome, Submitted,
-    Ticket, UnknownNode, YieldRefusal,
+    Action, ControlOutcome, Duties, Good, Input, Judged, NewExecution, Policy, Remembered,
+    Submitted, Ticket, UnknownNode, YieldRefusal,
 };
 pub use time::{Millis, Now};
 pub use view::LedgerView;

@@ -4,7 +4,7 @@
 
 mod world;
 
-use fiec_policy::{Config, Input, ProbeOutcome};
+use fiec_policy::{Config, Input};
 use fiec_schemas::trust::{Quarantine, Quarantined};
 use fiec_schemas::{Contract, InstanceId, NodeFlags, NodeId};
 use world::{World, descriptor};
@@ -27,13 +27,16 @@ fn pass(w: &mut World, ms: u64) -> Vec<(NodeId, Option<InstanceId>)> {
         w.pass(500);
         for (node, instance) in std::mem::take(&mut w.forgotten) {
             if instance.is_some() {
-                w.step(Input::Gone(&node));
+                w.step(Input::Gone { node: node.clone() });
             }
             all.push((node, instance));
         }
         for probed in w.take_probes() {
             let node: NodeId = probed.parse().unwrap();
-            w.step(Input::Probe(&node, ProbeOutcome::Silent));
+            w.step(Input::Probe {
+                node: node.clone(),
+                answered: None,
+            });
         }
     }
     all
@@ -43,10 +46,9 @@ fn pass(w: &mut World, ms: u64) -> Vec<(NodeId, Option<InstanceId>)> {
 fn a_thousand_nodes_that_came_once_leave_nothing_behind() {
     let mut w = world(1);
     for n in 0..1_000 {
-        w.step(Input::Descriptor(Box::new(descriptor(
-            n + 1,
-            10_000 + n as u128,
-        ))));
+        w.step(Input::Descriptor {
+            descriptor: Box::new(descriptor(n + 1, 10_000 + n as u128)),
+        });
     }
     let by_half = pass(&mut w, FORGET_MS / 2);
     assert_eq!((by_half, w.policy.known_nodes()), (vec![], 1_001));
@@ -100,14 +102,20 @@ fn work_and_the_word_of_an_operator_keep_a_node() {
         entries: vec![lost],
         released: None,
     };
-    w.step(Input::Quarantine(&name, quarantine));
+    w.step(Input::Quarantine {
+        node: name.clone(),
+        quarantine,
+    });
     let flags = NodeFlags {
         revoked_at: Some(at),
         revoked: Some(w.instance(revoked)),
         ..NodeFlags::default()
     };
     let name = w.node(revoked);
-    w.step(Input::Flags(&name, flags));
+    w.step(Input::Flags {
+        node: name.clone(),
+        flags,
+    });
     for node in &others {
         w.silence(*node);
     }
@@ -144,14 +152,20 @@ fn of_several_services_one_has_a_node_forgotten_and_all_forget_it() {
     assert_eq!(w.policy.known_nodes(), 20 - u32::try_from(asked).unwrap());
     for node in 0..20 {
         let node = w.node(node);
-        w.step(Input::Gone(&node));
+        w.step(Input::Gone { node: node.clone() });
     }
     pass(&mut w, FORGET_MS);
     assert_eq!(w.policy.known_nodes(), 0);
     // The marks of the deletions arrive late, and bring no name back.
     let name = w.node(0);
-    w.step(Input::Flags(&name, NodeFlags::default()));
-    w.step(Input::Quarantine(&name, Quarantine::default()));
-    w.step(Input::Gone(&name));
+    w.step(Input::Flags {
+        node: name.clone(),
+        flags: NodeFlags::default(),
+    });
+    w.step(Input::Quarantine {
+        node: name.clone(),
+        quarantine: Quarantine::default(),
+    });
+    w.step(Input::Gone { node: name.clone() });
     assert_eq!(w.policy.known_nodes(), 0);
 }

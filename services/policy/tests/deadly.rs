@@ -2,7 +2,7 @@
 
 mod world;
 
-use fiec_policy::{Input, ProbeOutcome};
+use fiec_policy::Input;
 use fiec_schemas::{Event, Fault, Phase};
 use world::World;
 
@@ -11,12 +11,18 @@ fn worker_dies(w: &mut World, node: usize) {
     let name = w.node(node);
     w.silence(node);
     w.pass(5_500);
-    w.step(Input::Probe(&name, ProbeOutcome::Silent));
+    w.step(Input::Probe {
+        node: name.clone(),
+        answered: None,
+    });
     w.carry_out();
     w.restart_node(node);
     w.speak(node);
     let instance = w.instance(node);
-    w.step(Input::Probe(&name, ProbeOutcome::Answered(instance)));
+    w.step(Input::Probe {
+        node: name.clone(),
+        answered: Some(instance),
+    });
     w.pass(1_500);
 }
 

@@ -2,7 +2,7 @@
 
 mod world;
 
-use fiec_policy::{Action, Config, ControlOutcome, Input, ProbeOutcome, YieldRefusal};
+use fiec_policy::{Action, Config, ControlOutcome, Input, YieldRefusal};
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::{Cause, Event, Fault, Phase};
 use world::World;
@@ -142,7 +142,7 @@ fn an_order_that_is_not_answered_is_given_again() {
     w.step(Input::Ordered {
         execution: World::id(1),
         epoch: 1,
-        outcome: ControlOutcome::NoAnswer,
+        answer: ControlOutcome::NoAnswer,
     });
     w.pressure(from, 0.95, 500);
     assert!(w.take_controls().is_empty());
@@ -176,7 +176,10 @@ fn silence_alone_moves_nothing_and_an_unanswered_probe_does() {
     assert!(matches!(w.phase(1), Phase::Started(_)));
     assert_eq!(w.take_probes(), [format!("n{from}")]);
     let before = w.node(from);
-    w.step(Input::Probe(&before, ProbeOutcome::Silent));
+    w.step(Input::Probe {
+        node: before.clone(),
+        answered: None,
+    });
     w.carry_out();
     let Phase::Bound(binding) = w.phase(1) else {
         panic!("{:?}", w.phase(1))
@@ -194,7 +197,10 @@ fn an_answered_probe_keeps_a_silent_node_alive() {
     w.pass(5_500);
     w.take_probes();
     let (name, instance) = (w.node(from), w.instance(from));
-    w.step(Input::Probe(&name, ProbeOutcome::Answered(instance)));
+    w.step(Input::Probe {
+        node: name.clone(),
+        answered: Some(instance),
+    });
     w.pass(2_000);
     assert!(matches!(w.phase(1), Phase::Started(_)));
 }
@@ -220,7 +226,10 @@ fn a_new_life_of_a_node_frees_what_the_old_one_held() {
     w.restart_node(0);
     w.take_probes();
     let (name, instance) = (w.node(0), w.instance(0));
-    w.step(Input::Probe(&name, ProbeOutcome::Answered(instance)));
+    w.step(Input::Probe {
+        node: name.clone(),
+        answered: Some(instance),
+    });
     w.pass(500);
     let Phase::Bound(binding) = w.phase(1) else {
         panic!("{:?}", w.phase(1))
@@ -239,7 +248,10 @@ fn a_full_node_takes_up_in_its_new_life_what_it_held_in_the_old_one() {
     w.restart_node(0);
     w.take_probes();
     let (name, instance) = (w.node(0), w.instance(0));
-    w.step(Input::Probe(&name, ProbeOutcome::Answered(instance)));
+    w.step(Input::Probe {
+        node: name.clone(),
+        answered: Some(instance),
+    });
     w.pass(2_000);
     for n in [1, 2] {
         let phase = w.phase(n);
@@ -375,21 +387,21 @@ fn a_manual_yield_leaves_the_present_node_unless_a_wish_names_a_bad_one() {
         ticket: 7,
         execution: World::id(1),
         to: None,
-        who: "ann",
+        who: "ann".to_owned(),
     });
     let orders = w.take_controls();
     assert!(matches!(&orders[1].1, ControlRequest::Yield { to: Some(to), .. } if to.node == other));
-    let nowhere = "nowhere".parse().unwrap();
+    let nowhere: fiec_schemas::NodeId = "nowhere".parse().unwrap();
     let out = w.step(Input::Yield {
         ticket: 8,
         execution: World::id(1),
-        to: Some(&nowhere),
-        who: "ann",
+        to: Some(nowhere.clone()),
+        who: "ann".to_owned(),
     });
     assert!(
         matches!(
             &out[..],
-            [Action::Refuse(8, YieldRefusal::UnknownNode(unknown))] if unknown.node == nowhere
+            [Action::Refuse { ticket: 8, refusal: YieldRefusal::UnknownNode(unknown) }] if unknown.node == nowhere
         ),
         "{out:?}"
     );
@@ -402,12 +414,12 @@ fn an_operator_may_move_an_execution_to_a_suspect_node_but_not_to_an_unviable_on
         w.step(Input::Yield {
             ticket: 7,
             execution: World::id(1),
-            to: to.as_ref(),
-            who: "ann",
+            to,
+            who: "ann".to_owned(),
         })
     };
     let refusal = |out: &[Action]| match out {
-        [Action::Refuse(7, refusal)] => Some(refusal.to_string()),
+        [Action::Refuse { ticket: 7, refusal }] => Some(refusal.to_string()),
         _ => None,
     };
     for named in [false, true] {

@@ -152,7 +152,9 @@ fn a_program_in_a_container_goes_where_containers_can_be_started() {
         confined(1, &[Confinement::Host, Confinement::Users]),
         confined(2, &[Confinement::Host, Confinement::Containers]),
     ]);
-    w.step(fiec_policy::Input::Container("boxed@1"));
+    w.step(fiec_policy::Input::Container {
+        program: "boxed@1".to_owned(),
+    });
     for n in 1..=2 {
         w.submit_program(n, "boxed@1");
         assert_eq!(w.place_of(n), "n2");

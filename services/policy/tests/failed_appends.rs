@@ -17,7 +17,7 @@ fn reread(w: &mut World, (seq, state): &(u64, ExecutionState)) {
         sig: None,
     };
     let header = message.encode().unwrap();
-    w.step(Input::Reread(&LedgerView::read(&header, *seq).unwrap()));
+    w.follow(&LedgerView::read(&header, *seq).unwrap(), true);
 }
 
 fn last(w: &World, n: u64) -> (u64, ExecutionState) {
@@ -38,7 +38,10 @@ fn resumed() -> (World, [(u64, ExecutionState); 2]) {
         w.append(World::id(1), vec![event], "policy/other", true);
     }
     let node = w.node(0);
-    w.step(Input::Flags(&node, NodeFlags::default()));
+    w.step(Input::Flags {
+        node: node.clone(),
+        flags: NodeFlags::default(),
+    });
     w.out.clear();
     let second = last(&w, 1);
     (w, [first, second])

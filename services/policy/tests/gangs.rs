@@ -5,6 +5,8 @@
 
 mod world;
 
+use std::sync::Arc;
+
 use fiec_policy::{Config, Input};
 use fiec_schemas::quota::{Reservation, Reservations};
 use fiec_schemas::scheduling::Rule;
@@ -291,8 +293,8 @@ fn what_gave_way_to_a_gang_by_another_replicas_order_is_kept_for_it_here_too() {
         .tables
         .insert(World::tenant(), (1, table.clone()));
     lab.w.step(Input::Reserved {
-        tenant: &World::tenant(),
-        table: Some((1, &table)),
+        tenant: World::tenant(),
+        table: Some((1, Arc::new(table))),
         answer: false,
     });
     lab.play(1_500, for_ever);

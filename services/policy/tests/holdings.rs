@@ -16,15 +16,15 @@ fn answer(w: &mut World, ms: u64, held: &[Holding]) -> usize {
         w.now += 100;
         w.vectors();
         for action in w.step(Input::Tick) {
-            let Action::AskHoldings(node) = action else {
+            let Action::AskHoldings { node } = action else {
                 continue;
             };
             asked += 1;
             let instance = instance_of(w, node.as_str());
             w.step(Input::Holdings {
-                node: &node,
+                node: node.clone(),
                 instance,
-                held,
+                held: held.to_vec(),
             });
             w.carry_out();
         }
@@ -119,7 +119,7 @@ fn a_refused_order_has_the_node_asked_at_once() {
     w.step(Input::Ordered {
         execution: World::id(1),
         epoch: 1,
-        outcome: ControlOutcome::NotHeld,
+        answer: ControlOutcome::NotHeld,
     });
     assert_eq!(answer(&mut w, 100, &[]), 1);
 }

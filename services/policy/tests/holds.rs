@@ -4,6 +4,8 @@
 
 mod world;
 
+use std::sync::Arc;
+
 use fiec_policy::replicas::Replicas;
 use fiec_policy::{Input, Millis};
 use fiec_schemas::{Cause, Event, InstanceId, Phase};
@@ -281,8 +283,8 @@ fn widow(w: &mut World) {
     *seq += 1;
     let (seq, table) = (*seq, table.clone());
     w.step(Input::Reserved {
-        tenant: &tenant,
-        table: Some((seq, &table)),
+        tenant: tenant.clone(),
+        table: Some((seq, Arc::new(table))),
         answer: false,
     });
 }

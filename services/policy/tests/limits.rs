@@ -4,6 +4,8 @@
 
 mod world;
 
+use std::sync::Arc;
+
 use fiec_policy::replicas::Replicas;
 use fiec_policy::{Config, Input, Millis};
 use fiec_schemas::quota::Quota;
@@ -139,8 +141,8 @@ fn one_that_has_given_way_does_not_count_until_whoever_reserved_for_it_frees_tha
     *seq += 1;
     let (seq, table) = (*seq, table.clone());
     lab.w.step(Input::Reserved {
-        tenant: &tenant,
-        table: Some((seq, &table)),
+        tenant: tenant.clone(),
+        table: Some((seq, Arc::new(table))),
         answer: false,
     });
     lab.w.quota(Some(quota(2)));
@@ -263,7 +265,7 @@ fn a_share_that_nobody_knows_counts_for_no_less_than_before() {
     w.pass(3_000);
     assert_eq!((w.running(), w.reserved()), (3, 3));
     let node = w.node(0);
-    w.step(Input::Gone(&node));
+    w.step(Input::Gone { node: node.clone() });
     w.pass(2_000);
     w.submit_and_store(4);
     w.pass(2_000);

@@ -75,7 +75,10 @@ fn flag(w: &mut World, node: usize, flags: NodeFlags) {
         who: "ann@lab".to_owned(),
         ..flags
     };
-    w.step(Input::Flags(&name, flags));
+    w.step(Input::Flags {
+        node: name.clone(),
+        flags,
+    });
     w.carry_out();
 }
 
@@ -336,11 +339,11 @@ fn asked_to_move(w: &mut World, n: u64, to: Option<&str>) -> String {
     let out = w.step(Input::Yield {
         ticket: 7,
         execution: World::id(n),
-        to: to.as_ref(),
-        who: "ann@lab",
+        to,
+        who: "ann@lab".to_owned(),
     });
     match &out[..] {
-        [Action::Refuse(7, refusal)] => refusal.to_string(),
+        [Action::Refuse { ticket: 7, refusal }] => refusal.to_string(),
         out => panic!("{out:?}"),
     }
 }
@@ -523,7 +526,7 @@ fn told(w: &mut World, ms: u64) -> Vec<String> {
             w.vectors();
         }
         for action in w.step(Input::Tick) {
-            if let Action::Record(record) = action
+            if let Action::Record { record } = action
                 && let Record::Waiting { candidates, .. } = *record
             {
                 told.push(candidates[0].rejected.join("; "));
@@ -560,7 +563,7 @@ fn a_node_that_left_is_named_by_why_for_ten_minutes_and_then_no_more() {
     let gone = (here + 1) % 3;
     let name = w.node(gone);
     w.silence(gone);
-    w.step(Input::Gone(&name));
+    w.step(Input::Gone { node: name.clone() });
     let named = |w: &World| w.why(1).candidates.iter().any(|c| c.node == name);
     assert!(named(&w), "{:?}", w.why(1));
     w.pass(9 * 60_000);

@@ -12,7 +12,7 @@ fn without_a_connection_nothing_is_bound_and_the_silence_of_nodes_does_not_count
     let mut w = World::new(2);
     w.submit_and_store(1);
     w.start(1);
-    w.step(Input::Connected(false));
+    w.step(Input::Connected { connected: false });
     w.submit_and_store(2);
     assert!(matches!(w.phase(2), Phase::Bound(_)), "a slot was free");
     w.foreign_pending(3);
@@ -22,7 +22,7 @@ fn without_a_connection_nothing_is_bound_and_the_silence_of_nodes_does_not_count
     w.pass(30_000);
     assert!(matches!(w.phase(3), Phase::Pending));
     w.take_probes();
-    w.step(Input::Connected(true));
+    w.step(Input::Connected { connected: true });
     (0..2).for_each(|node| w.speak(node));
     w.pass(1_000);
     assert!(matches!(w.phase(3), Phase::Bound(_)));

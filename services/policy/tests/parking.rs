@@ -249,7 +249,7 @@ fn a_node_or_a_program_that_cannot_park_lets_it_be_suspended() {
     world.step(fiec_policy::Input::Ordered {
         execution: World::id(1),
         epoch: 1,
-        outcome: fiec_policy::ControlOutcome::Refused("its program does not".into()),
+        answer: fiec_policy::ControlOutcome::Refused("its program does not".into()),
     });
     let given = live(&mut world, 3_000);
     assert!(
@@ -269,7 +269,7 @@ fn an_execution_on_its_way_is_ordered_to_park_again() {
     world.step(fiec_policy::Input::Ordered {
         execution: World::id(1),
         epoch: 1,
-        outcome: fiec_policy::ControlOutcome::Moving("it is about to leave".into()),
+        answer: fiec_policy::ControlOutcome::Moving("it is about to leave".into()),
     });
     let given = live(&mut world, 10_000);
     assert!(!given.is_empty() && given.iter().all(parked), "{given:?}");

@@ -7,7 +7,7 @@ mod world;
 use std::collections::BTreeMap;
 
 use fiec_policy::hysteresis::{Automaton, State};
-use fiec_policy::{ControlOutcome, Input, Millis, ProbeOutcome};
+use fiec_policy::{ControlOutcome, Input, Millis};
 use fiec_schemas::hardware::default_thresholds;
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::{Cause, Event, Phase, Signal};
@@ -123,7 +123,7 @@ impl Checker {
                     ticket: 1,
                     execution: World::id(*n),
                     to: None,
-                    who: "ann",
+                    who: "ann".to_owned(),
                 });
                 self.w.carry_out();
             }
@@ -198,7 +198,7 @@ impl Checker {
             self.w.step(Input::Ordered {
                 execution: *execution,
                 epoch: *epoch,
-                outcome,
+                answer: outcome,
             });
             if taken {
                 self.w.obey(*execution, &request);
@@ -208,12 +208,15 @@ impl Checker {
         for name in self.w.take_probes() {
             let index: usize = name[1..].parse().unwrap();
             let outcome = if self.silent[index] {
-                ProbeOutcome::Silent
+                None
             } else {
-                ProbeOutcome::Answered(self.w.instance(index))
+                Some(self.w.instance(index))
             };
             let node = self.w.node(index);
-            self.w.step(Input::Probe(&node, outcome));
+            self.w.step(Input::Probe {
+                node: node.clone(),
+                answered: outcome,
+            });
             self.w.carry_out();
         }
         Ok(())

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use fiec_policy::holds::reserve::{Change, apply};
 use fiec_policy::holds::{Fate, Seen};
-use fiec_policy::{Action, Config, Input, LedgerView, Millis, NewExecution, Now, Policy};
+use fiec_policy::{Action, Config, Input, Judged, LedgerView, Millis, NewExecution, Now, Policy};
 use fiec_schemas::quota::{Quota, Reservations};
 use fiec_schemas::trust::{Proof, SignedProof};
 use fiec_schemas::{
@@ -121,7 +121,13 @@ impl Race {
         };
         let now = self.at();
         for d in &self.nodes {
-            tell(&mut service, now, Input::Descriptor(Box::new(d.clone())));
+            tell(
+                &mut service,
+                now,
+                Input::Descriptor {
+                    descriptor: Box::new(d.clone()),
+                },
+            );
             let expires = Timestamp::from_micros(4_000_000_000_000_000);
             let proof = Proof::passing(d, fiec_schemas::trust::SUITE, now.wall, expires);
             let signed = SignedProof {
@@ -131,21 +137,25 @@ impl Race {
                 sig: "s".into(),
             };
             let input = Input::Proof {
-                node: &d.node,
-                signed: &signed,
-                judged: Ok(proof),
+                node: d.node.clone(),
+                signed: Box::new(signed),
+                judged: Judged::Counts(proof),
             };
             tell(&mut service, now, input);
         }
-        tell(&mut service, now, Input::Quota(&tenant(), Some(quota())));
+        tell(
+            &mut service,
+            now,
+            Input::Quota {
+                tenant: tenant(),
+                quota: Some(quota()),
+            },
+        );
         for (id, (seq, state)) in &self.ledgers {
             if !state.phase.is_terminal() {
                 let header = header(&[], state);
-                tell(
-                    &mut service,
-                    now,
-                    Input::Ledger(&LedgerView::read(&header, *seq).unwrap()),
-                );
+                let view = LedgerView::read(&header, *seq).unwrap();
+                follow(&mut service, now, &view, false);
                 assert!(service.policy.knows(*id));
             }
         }
@@ -195,7 +205,14 @@ impl Race {
                 stuck: Vec::new(),
             };
             for service in self.services.iter_mut().filter(|s| s.stalled <= self.now) {
-                tell(service, now, Input::Vector(vector.clone(), 0));
+                tell(
+                    service,
+                    now,
+                    Input::Vector {
+                        vector: Box::new(vector.clone()),
+                        age_ms: 0,
+                    },
+                );
             }
         }
     }
@@ -275,14 +292,14 @@ impl Race {
             0..4 => {
                 if let Some(News::Ledger(seq, header)) = self.services[at].feed.pop_front() {
                     let view = LedgerView::read(&header, seq).unwrap();
-                    tell(&mut self.services[at], now, Input::Ledger(&view));
+                    follow(&mut self.services[at], now, &view, false);
                 }
             }
             4 => {
                 if let Some(News::Table(seq, table)) = self.services[at].tables.pop_front() {
                     let input = Input::Reserved {
-                        tenant: &tenant(),
-                        table: Some((seq, &table)),
+                        tenant: tenant(),
+                        table: Some((seq, Arc::new(table))),
                         answer: false,
                     };
                     tell(&mut self.services[at], now, input);
@@ -319,13 +336,13 @@ impl Race {
                         execution: id,
                         seq,
                         epoch: state.epoch,
-                        phase: &state.phase,
+                        phase: state.phase.clone(),
                     };
                     tell(&mut self.services[at], now, input);
                 } else {
                     let header = header(&[], &state);
                     let view = LedgerView::read(&header, seq).unwrap();
-                    tell(&mut self.services[at], now, Input::Reread(&view));
+                    follow(&mut self.services[at], now, &view, true);
                 }
             }
             Asked::Reserve(quota, change) => {
@@ -341,8 +358,8 @@ impl Race {
                 // The answer may be lost, but the change is made.
                 let lost = self.dice.below(10) == 0;
                 let input = Input::Reserved {
-                    tenant: &tenant(),
-                    table: (!lost).then_some((seq, &table)),
+                    tenant: tenant(),
+                    table: (!lost).then_some((seq, Arc::new(table))),
                     answer: true,
                 };
                 tell(&mut self.services[at], now, input);
@@ -454,9 +471,15 @@ fn header(events: &[Event], state: &ExecutionState) -> String {
     message.encode().unwrap()
 }
 
-fn tell(service: &mut Service, now: Now, input: Input<'_>) {
+fn tell(service: &mut Service, now: Now, input: Input) {
     let mut out = Vec::new();
     service.policy.step(now, input, &mut out);
+    take(service, out);
+}
+
+fn follow(service: &mut Service, now: Now, view: &LedgerView<'_>, reread: bool) {
+    let mut out = Vec::new();
+    service.policy.follow(now, view, reread, &mut out);
     take(service, out);
 }
 

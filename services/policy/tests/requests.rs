@@ -3,7 +3,7 @@
 
 mod world;
 
-use fiec_policy::{Input, ProbeOutcome};
+use fiec_policy::Input;
 use fiec_schemas::{Cause, Event, Phase, PhaseKind, RequestKind};
 use world::World;
 
@@ -15,7 +15,10 @@ fn lose(w: &mut World, node: usize) {
     w.silence(node);
     w.pass(SILENT_MS);
     let name = w.node(node);
-    w.step(Input::Probe(&name, ProbeOutcome::Silent));
+    w.step(Input::Probe {
+        node: name.clone(),
+        answered: None,
+    });
     w.carry_out();
 }
 

@@ -240,7 +240,7 @@ fn a_tenant_below_its_share_takes_from_one_above_it_and_no_more() {
     // With three times the weight it gets three of four slots.
     let bob = Tenant::new("bob").unwrap();
     lab.w.step(Input::Tenant {
-        tenant: &bob,
+        tenant: bob.clone(),
         weight: 3.0,
     });
     lab.play(20_000, for_ever);

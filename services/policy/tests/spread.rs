@@ -312,7 +312,7 @@ fn a_holder_whose_worker_does_not_see_its_part_ended_waits_until_that_was_looked
         execution: part,
         seq,
         epoch,
-        phase: &Phase::Completed,
+        phase: Phase::Completed,
     });
     let mut bound = 0;
     for _ in 0..36 {

@@ -50,7 +50,10 @@ fn invent(w: &mut World, from: u32, to: u32) {
     for n in from..to {
         let instance = InstanceId(Uuid::from_u128(n.into()));
         let vector = vector(w, &format!("invented-{n}"), instance, 1);
-        w.step(Input::Vector(vector, 0));
+        w.step(Input::Vector {
+            vector: Box::new(vector),
+            age_ms: 0,
+        });
     }
 }
 
@@ -88,10 +91,15 @@ fn a_vector_that_overtakes_its_descriptor_counts_once_the_node_joins() {
     let mut joins = descriptor(7, 7);
     joins.slots = 64;
     let early = vector(&w, joins.node.as_str(), joins.instance, 1);
-    w.step(Input::Vector(early, 0));
+    w.step(Input::Vector {
+        vector: Box::new(early),
+        age_ms: 0,
+    });
     let before = w.policy.known_nodes();
     assert_eq!(w.policy.strangers(), 101);
-    w.step(Input::Descriptor(Box::new(joins.clone())));
+    w.step(Input::Descriptor {
+        descriptor: Box::new(joins.clone()),
+    });
     assert_eq!(w.policy.known_nodes(), before + 1);
     assert_eq!(w.policy.strangers(), 100);
 }

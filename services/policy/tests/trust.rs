@@ -284,7 +284,9 @@ fn of_sizes(program: &str, holders: u32, others: [u32; 2]) -> World {
         } else {
             others.next().unwrap()
         };
-        w.step(Input::Descriptor(Box::new(node)));
+        w.step(Input::Descriptor {
+            descriptor: Box::new(node),
+        });
     }
     w
 }

@@ -1,7 +1,7 @@
 //! A bare policy to measure the cost of a placement: nodes of four slots under different loads, and
 //! one submission after another.
 
-use fiec_policy::{Action, Config, Input, Millis, NewExecution, Now, Policy, Submitted};
+use fiec_policy::{Action, Config, Input, Judged, Millis, NewExecution, Now, Policy, Submitted};
 use fiec_schemas::trust::{Proof, SignedProof};
 use fiec_schemas::{
     Event, ExecutionId, FieldError, HardwareVector, IdError, InstanceId, NodeId, Reading, Signal,
@@ -77,11 +77,17 @@ impl Bench {
                 key: String::new(),
                 sig: String::new(),
             };
-            policy.step(now, Input::Descriptor(Box::new(d.clone())), &mut out);
+            policy.step(
+                now,
+                Input::Descriptor {
+                    descriptor: Box::new(d.clone()),
+                },
+                &mut out,
+            );
             let input = Input::Proof {
-                node: &d.node,
-                signed: &signed,
-                judged: Ok(proof),
+                node: d.node.clone(),
+                signed: Box::new(signed),
+                judged: Judged::Counts(proof),
             };
             policy.step(now, input, &mut out);
             let value = 0.2 + 0.5 * f64::from(number % 7) / 7.0;
@@ -112,7 +118,14 @@ impl Bench {
                 arriving: Vec::new(),
                 stuck: Vec::new(),
             };
-            policy.step(now, Input::Vector(vector, 0), &mut out);
+            policy.step(
+                now,
+                Input::Vector {
+                    vector: Box::new(vector),
+                    age_ms: 0,
+                },
+                &mut out,
+            );
             out.clear();
         }
         policy.step(now, Input::Loaded, &mut out);

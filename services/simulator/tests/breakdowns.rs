@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 
-use fiec_policy::{Action, Input, NewExecution, Now, Policy, Submitted};
+use fiec_policy::{Action, LedgerView, Now, Policy};
 use fiec_schemas::{Cause, Event, EventKind, ExecutionId, Fault, InstanceId};
 use fiec_simulator::draw::{Draw, Purpose};
 use fiec_simulator::scenario::{Arrivals, CannotStart, Kills};
@@ -37,8 +37,7 @@ struct Observer {
 }
 
 impl Observer {
-    fn note_ledger(&self, now: Now, input: &Input<'_>) {
-        let Input::Ledger(view) = input else { return };
+    fn note_ledger(&self, now: Now, view: &LedgerView<'_>) {
         let Some(node) = view.worker() else { return };
         let at = now.mono.0 - ORIGIN_MS;
         let mut seen = self.seen.borrow_mut();
@@ -78,31 +77,17 @@ impl Observer {
 }
 
 impl Decide for Observer {
-    fn submit(
-        &mut self,
-        now: Now,
-        new: NewExecution<'_>,
-        may_hold: bool,
-        out: &mut Vec<Action>,
-    ) -> Submitted {
-        let before = out.len();
-        let answer = self.inner.submit(now, new, may_hold, out);
-        self.note_actions(&out[before..]);
-        answer
-    }
-    fn step(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Action>) {
-        self.note_ledger(now, &input);
-        let before = out.len();
-        self.inner.step(now, input, out);
-        self.note_actions(&out[before..]);
-    }
-    fn act(&mut self, now: Now, out: &mut Vec<Action>) {
-        let before = out.len();
-        self.inner.act(now, out);
-        self.note_actions(&out[before..]);
-    }
     fn policy(&self) -> &Policy {
         &self.inner
+    }
+    fn policy_mut(&mut self) -> &mut Policy {
+        &mut self.inner
+    }
+    fn hear(&mut self, now: Now, view: &LedgerView<'_>) {
+        self.note_ledger(now, view);
+    }
+    fn alter(&mut self, out: &mut Vec<Action>) {
+        self.note_actions(out);
     }
 }
 

@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use fiec_policy::{Action, Config, Input, NewExecution, Now, Policy, Submitted};
+use fiec_policy::{Action, Config, LedgerView, NewExecution, Now, Policy, Submitted};
 use fiec_schemas::{Cause, Event, ExecutionId, ExecutionState, InstanceId, NodeId, PhaseKind};
 use fiec_simulator::shrink::shrink;
 use fiec_simulator::{Decide, Outcome, Rule, Scenario, World, play, random};
@@ -181,6 +181,12 @@ impl Broken {
 }
 
 impl Decide for Broken {
+    fn policy(&self) -> &Policy {
+        &self.inner
+    }
+    fn policy_mut(&mut self) -> &mut Policy {
+        &mut self.inner
+    }
     fn submit(
         &mut self,
         now: Now,
@@ -192,30 +198,25 @@ impl Decide for Broken {
         if let Submitted::Append(events) = &mut answer {
             self.spoil_events(events);
         }
-        self.spoil(out);
+        self.alter(out);
         answer
     }
-    fn step(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Action>) {
-        if let Input::Ledger(view) = &input
-            && view.state.phase.is == PhaseKind::Started
-        {
+    fn hear(&mut self, _now: Now, view: &LedgerView<'_>) {
+        if view.state.phase.is == PhaseKind::Started {
             let node = NodeId::new(view.state.phase.node.unwrap()).unwrap();
             self.started = Some((view.state.execution, view.seq, view.state.epoch, node));
         }
-        // Without a dwell, any pressure moves an execution at once.
-        self.inner.step(now, input, out);
-        self.spoil(out);
     }
     fn act(&mut self, now: Now, out: &mut Vec<Action>) {
-        let mut more = Vec::new();
-        self.inner.act(now, &mut more);
-        self.spoil(&mut more);
+        let mut mine = Vec::new();
+        self.inner.act(now, &mut mine);
+        self.alter(&mut mine);
         if self.defect != Defect::NeverBinds {
-            out.extend(more);
+            out.extend(mine);
         }
     }
-    fn policy(&self) -> &Policy {
-        &self.inner
+    fn alter(&mut self, out: &mut Vec<Action>) {
+        self.spoil(out);
     }
     fn store(&self, state: &mut ExecutionState) {
         match self.defect {

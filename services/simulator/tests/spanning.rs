@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use fiec_policy::{Action, Config, Input, NewExecution, Now, Policy, Submitted};
+use fiec_policy::{Action, Config, Input, LedgerView, NewExecution, Now, Policy, Submitted};
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::quota::Reservation;
 use fiec_schemas::scheduling::{self, Keep};
@@ -130,6 +130,12 @@ impl Broken {
 }
 
 impl Decide for Broken {
+    fn policy(&self) -> &Policy {
+        &self.inner
+    }
+    fn policy_mut(&mut self) -> &mut Policy {
+        &mut self.inner
+    }
     fn submit(
         &mut self,
         now: Now,
@@ -148,48 +154,30 @@ impl Decide for Broken {
         out.extend(mine);
         answer
     }
-    fn step(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Action>) {
-        if let Input::Ledger(view) = &input
-            && view.state.phase.is == PhaseKind::Started
-        {
+    fn hear(&mut self, _now: Now, view: &LedgerView<'_>) {
+        if view.state.phase.is == PhaseKind::Started {
             let node = NodeId::new(view.state.phase.node.unwrap()).unwrap();
             self.started = Some((view.state.execution, view.state.epoch, node));
         }
-        let mut mine = Vec::new();
-        match input {
-            Input::Quota(..) if self.defect == Defect::IgnoresQuotas => {}
-            Input::Quota(tenant, Some(mut quota)) if self.defect == Defect::TakesQuotasForTwice => {
+    }
+    fn alter_input(&mut self, mut input: Input) -> Option<Input> {
+        match &mut input {
+            Input::Quota { .. } if self.defect == Defect::IgnoresQuotas => return None,
+            Input::Quota {
+                quota: Some(quota), ..
+            } if self.defect == Defect::TakesQuotasForTwice => {
                 quota.running = quota.running.map(|n| 2 * n);
-                let input = Input::Quota(tenant, Some(quota));
-                self.inner.step(now, input, &mut mine);
             }
-            Input::Reserved {
-                tenant,
-                table,
-                answer,
-            } => {
-                let entries = table.map(|(_, table)| table.entries.clone());
+            Input::Reserved { table, .. } => {
+                let entries = table.as_ref().map(|(_, table)| table.entries.clone());
                 self.reserved = entries.unwrap_or_default();
-                let input = Input::Reserved {
-                    tenant,
-                    table,
-                    answer,
-                };
-                self.inner.step(now, input, &mut mine);
             }
-            input => self.inner.step(now, input, &mut mine),
+            _ => {}
         }
-        self.spoil(&mut mine);
-        out.extend(mine);
+        Some(input)
     }
-    fn act(&mut self, now: Now, out: &mut Vec<Action>) {
-        let mut mine = Vec::new();
-        self.inner.act(now, &mut mine);
-        self.spoil(&mut mine);
-        out.extend(mine);
-    }
-    fn policy(&self) -> &Policy {
-        &self.inner
+    fn alter(&mut self, out: &mut Vec<Action>) {
+        self.spoil(out);
     }
     fn withholds(&self, id: ExecutionId) -> bool {
         self.defect != Defect::BindsGangsInPart && self.inner.withholds(id)

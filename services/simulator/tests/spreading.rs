@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use fiec_policy::{Action, Config, Input, NewExecution, Now, Policy, Submitted};
+use fiec_policy::{Action, Config, Policy};
 use fiec_schemas::{Event, ExecutionState};
 use fiec_simulator::shrink::shrink;
 use fiec_simulator::{Decide, Outcome, Rule, Scenario, Summary, World, play};
@@ -36,33 +36,14 @@ impl Broken {
 }
 
 impl Decide for Broken {
-    fn submit(
-        &mut self,
-        now: Now,
-        new: NewExecution<'_>,
-        may_hold: bool,
-        out: &mut Vec<Action>,
-    ) -> Submitted {
-        let mut mine = Vec::new();
-        let answer = self.inner.submit(now, new, may_hold, &mut mine);
-        self.spoil(&mut mine);
-        out.extend(mine);
-        answer
-    }
-    fn step(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Action>) {
-        let mut mine = Vec::new();
-        self.inner.step(now, input, &mut mine);
-        self.spoil(&mut mine);
-        out.extend(mine);
-    }
-    fn act(&mut self, now: Now, out: &mut Vec<Action>) {
-        let mut mine = Vec::new();
-        self.inner.act(now, &mut mine);
-        self.spoil(&mut mine);
-        out.extend(mine);
-    }
     fn policy(&self) -> &Policy {
         &self.inner
+    }
+    fn policy_mut(&mut self) -> &mut Policy {
+        &mut self.inner
+    }
+    fn alter(&mut self, out: &mut Vec<Action>) {
+        self.spoil(out);
     }
     fn store(&self, state: &mut ExecutionState) {
         if let (Defect::ForgetsParts, Some(spread)) = (self.defect, &mut state.spread) {

@@ -7,7 +7,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use fiec_policy::{Action, Config, Input, NewExecution, Now, Policy, Submitted};
+use fiec_policy::{Action, Config, Policy};
 use fiec_schemas::{Event, InstanceId};
 use fiec_simulator::trace::committed::{Committed, is_update};
 use fiec_simulator::trace::{Digested, Recorder, TraceError, replay, sources};
@@ -147,8 +147,8 @@ struct Spoiled {
 }
 
 impl Spoiled {
-    fn spoil(&self, out: &mut Vec<Action>, from: usize) {
-        let mut at = from;
+    fn spoil(&self, out: &mut Vec<Action>) {
+        let mut at = 0;
         while let Some(action) = out.get_mut(at) {
             at += 1;
             let Action::Append { events, .. } = action else {
@@ -167,30 +167,14 @@ impl Spoiled {
 }
 
 impl Decide for Spoiled {
-    fn submit(
-        &mut self,
-        now: Now,
-        new: NewExecution<'_>,
-        may_hold: bool,
-        out: &mut Vec<Action>,
-    ) -> Submitted {
-        let from = out.len();
-        let answer = self.policy.submit(now, new, may_hold, out);
-        self.spoil(out, from);
-        answer
-    }
-    fn step(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Action>) {
-        let from = out.len();
-        self.policy.step(now, input, out);
-        self.spoil(out, from);
-    }
-    fn act(&mut self, now: Now, out: &mut Vec<Action>) {
-        let from = out.len();
-        self.policy.act(now, out);
-        self.spoil(out, from);
-    }
     fn policy(&self) -> &Policy {
         &self.policy
+    }
+    fn policy_mut(&mut self) -> &mut Policy {
+        &mut self.policy
+    }
+    fn alter(&mut self, out: &mut Vec<Action>) {
+        self.spoil(out);
     }
 }
 

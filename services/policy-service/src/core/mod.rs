@@ -242,9 +242,14 @@ impl Core {
         self.perform().await;
     }
 
-    fn step(&mut self, input: Input<'_>) {
+    fn step(&mut self, input: Input) {
         let now = self.now();
         self.policy.step(now, input, &mut self.actions);
+    }
+
+    fn follow_ledger(&mut self, view: &LedgerView<'_>, reread: bool) {
+        let now = self.now();
+        self.policy.follow(now, view, reread, &mut self.actions);
     }
 
     /// Takes an append of this service that is stored: informs the policy and sends the capsule.
@@ -254,7 +259,7 @@ impl Core {
             execution,
             seq: tip.seq,
             epoch,
-            phase: &tip.state.phase,
+            phase: tip.state.phase.clone(),
         });
         match &tip.state.phase {
             Phase::Bound(binding) => {
@@ -332,35 +337,40 @@ impl Core {
                 self.step(Input::Ordered {
                     execution,
                     epoch,
-                    outcome,
+                    answer: outcome,
                 });
             }
             Outcome::Split(execution, epoch, outcome) => self.step(Input::SplitAnswered {
                 execution,
                 epoch,
-                outcome,
+                answer: outcome,
             }),
             Outcome::Found(entry) => self.reread(&entry.message, entry.seq),
             Outcome::Recalled(execution, up_to, named) => {
                 self.step(Input::Recalled {
                     execution,
-                    up_to,
+                    up_to: up_to.into(),
                     named,
                 });
             }
             Outcome::Reserved(tenant, table) => self.step(Input::Reserved {
-                tenant: &tenant,
-                table: table.as_ref().map(|(seq, table)| (*seq, table)),
+                tenant: tenant.clone(),
+                table: table.map(|(seq, table)| (seq, Arc::new(table))),
                 answer: true,
             }),
             Outcome::Ended(execution, seen) => self.step(Input::Ended { execution, seen }),
-            Outcome::Verdict(verdict) => self.step(Input::Verdict(*verdict)),
+            Outcome::Verdict(verdict) => self.step(Input::Verdict {
+                verdict: Box::new(*verdict),
+            }),
             Outcome::Forgotten(node, instance) => self.forgotten(&node, instance),
-            Outcome::Probed(node, outcome) => self.step(Input::Probe(&node, outcome)),
+            Outcome::Probed(node, outcome) => self.step(Input::Probe {
+                node: node.clone(),
+                answered: outcome,
+            }),
             Outcome::Held(node, instance, held) => self.step(Input::Holdings {
-                node: &node,
+                node: node.clone(),
                 instance,
-                held: &held,
+                held,
             }),
             Outcome::Recorded(message, recorded) => self.intake.done(message, recorded).await,
             Outcome::Changed(tip, events) => {
@@ -385,10 +395,7 @@ impl Core {
         };
         if let Ok(view) = LedgerView::read(&header, seq) {
             self.tips.remove(&view.state.execution);
-            self.step(match reread {
-                true => Input::Reread(&view),
-                false => Input::Ledger(&view),
-            });
+            self.follow_ledger(&view, reread);
         }
     }
 

@@ -1,6 +1,7 @@
 //! News from the broker: ledger messages, reports of nodes, settings of operators.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fiec_broker::trust;
@@ -42,7 +43,7 @@ impl Core {
                         if tip.is_some_and(|tip| tip.seq < item.seq) {
                             self.tips.remove(&item.execution);
                         }
-                        self.step(Input::Ledger(&view));
+                        self.follow_ledger(&view, false);
                         self.settle_entrusted_binding(&view).await;
                     }
                     Err(error) => {
@@ -63,33 +64,49 @@ impl Core {
                     "ledgers taken over"
                 );
             }
-            News::Vector(vector) => self.step(Input::Vector(*vector, 0)),
+            News::Vector(vector) => self.step(Input::Vector {
+                vector: Box::new(*vector),
+                age_ms: 0,
+            }),
             News::Descriptor(descriptor) => {
                 let node = descriptor.node.clone();
-                self.step(Input::Descriptor(descriptor));
+                self.step(Input::Descriptor { descriptor });
                 self.judge(&node);
             }
             News::Proof(node, signed) => {
                 self.proofs.insert(node.clone(), *signed);
                 self.judge(&node);
             }
-            News::Quarantine(node, lost) => self.step(Input::Quarantine(&node, lost)),
+            News::Quarantine(node, lost) => self.step(Input::Quarantine {
+                node: node.clone(),
+                quarantine: lost,
+            }),
             News::Verdict(signed) => {
                 match trust::check_verdict(&signed, |node| self.policy.identity(node)) {
-                    Ok(verdict) => self.step(Input::Verdict(verdict)),
+                    Ok(verdict) => self.step(Input::Verdict {
+                        verdict: Box::new(verdict),
+                    }),
                     Err(error) => tracing::warn!(%error, "a verdict does not count"),
                 }
             }
             News::Gone(node) => self.gone(&node),
-            News::Flags(node, flags) => self.step(Input::Flags(&node, flags)),
-            News::Aged(up_to) => self.step(Input::Aged(up_to)),
-            News::Quota(tenant, quota) => self.step(Input::Quota(&tenant, quota)),
+            News::Flags(node, flags) => self.step(Input::Flags {
+                node: node.clone(),
+                flags,
+            }),
+            News::Aged(up_to) => self.step(Input::Aged { up_to }),
+            News::Quota(tenant, quota) => self.step(Input::Quota {
+                tenant: tenant.clone(),
+                quota,
+            }),
             News::Reserved(tenant, seq, table) => self.step(Input::Reserved {
-                tenant: &tenant,
-                table: Some((seq, &table)),
+                tenant: tenant.clone(),
+                table: Some((seq, Arc::new(table))),
                 answer: false,
             }),
-            News::Container(program) => self.step(Input::Container(&program)),
+            News::Container(program) => self.step(Input::Container {
+                program: program.clone(),
+            }),
             News::Replica(id, leaving) => self.step(Input::Replica { id, leaving }),
         }
     }
@@ -97,7 +114,7 @@ impl Core {
     /// The descriptor of a node was deleted.
     pub(super) fn gone(&mut self, node: &NodeId) {
         self.proofs.remove(node);
-        self.step(Input::Gone(node));
+        self.step(Input::Gone { node: node.clone() });
     }
 
     /// The broker has forgotten a node. Another instance may have joined since.
@@ -124,9 +141,9 @@ impl Core {
                 .ok_or_else(|| "its proof is another node's".to_owned())
         });
         self.step(Input::Proof {
-            node,
-            signed: &signed,
-            judged,
+            node: node.clone(),
+            signed: Box::new(signed),
+            judged: judged.into(),
         });
     }
 
@@ -138,7 +155,10 @@ impl Core {
         let wall = self.effects.broker.now();
         for vector in vectors {
             let age = u64::try_from(wall.millis() - vector.at.millis()).unwrap_or(0);
-            self.step(Input::Vector(vector, age));
+            self.step(Input::Vector {
+                vector: Box::new(vector),
+                age_ms: age,
+            });
         }
     }
 }

@@ -74,14 +74,14 @@ impl Core {
                     }
                     tokio::spawn(self.effects.clone().order(node, request, ticket, timeout));
                 }
-                Action::Probe(node) => {
+                Action::Probe { node } => {
                     self.metrics.probes.inc();
                     tokio::spawn(self.effects.clone().probe(node, self.options.probe_timeout));
                 }
                 Action::Forget { node, instance } => {
                     tokio::spawn(self.effects.clone().forget(node, instance));
                 }
-                Action::AskHoldings(node) => {
+                Action::AskHoldings { node } => {
                     let timeout = self.options.control_timeout;
                     tokio::spawn(self.effects.clone().ask_for_holdings(node, timeout));
                 }
@@ -101,7 +101,7 @@ impl Core {
                     execution,
                     tenant,
                     culprit,
-                    good,
+                    to: good,
                     cause,
                 } => {
                     self.tips.remove(&execution);
@@ -139,8 +139,8 @@ impl Core {
                 Action::DropKept { execution, digest } => {
                     tokio::spawn(self.effects.clone().drop_kept(execution, digest));
                 }
-                Action::Record(record) => self.record(&record, None).await,
-                Action::Refuse(ticket, refusal) => {
+                Action::Record { record } => self.record(&record, None).await,
+                Action::Refuse { ticket, refusal } => {
                     if let Some((answer, _)) = self.answers.remove(&ticket) {
                         let _ = answer.send(Err(refusal.into()));
                     }
@@ -283,8 +283,8 @@ impl Core {
                 self.step(Input::Yield {
                     ticket,
                     execution,
-                    to: to.as_ref(),
-                    who: &who,
+                    to,
+                    who,
                 });
             }
             Ask::Foresee(execution, change, reply) => {

@@ -95,10 +95,7 @@ impl Core {
     ) {
         let wanted = self.specs.end(execution);
         match (found, wanted) {
-            (Ok(Some(spec)), _) => self.step(Input::Spec {
-                execution,
-                spec: &spec,
-            }),
+            (Ok(Some(spec)), _) => self.step(Input::Spec { execution, spec }),
             (Ok(None), _) | (Err(_), None) => {}
             (Err(NoSpec::Unknown(reason)), Some(wanted)) => {
                 tracing::warn!(%execution, reason, "a submission cannot be fetched yet");

@@ -113,7 +113,9 @@ impl Core {
             }
         }
         if self.effects.programs.in_container(&line.spec.program) {
-            self.step(Input::Container(&line.spec.program));
+            self.step(Input::Container {
+                program: line.spec.program.clone(),
+            });
         }
         let new = NewExecution {
             execution: line.execution(),

@@ -30,7 +30,7 @@ impl Core {
         let connected = state == async_nats::connection::State::Connected;
         if connected != self.connected {
             self.connected = connected;
-            self.step(Input::Connected(connected));
+            self.step(Input::Connected { connected });
         }
         self.step(Input::Tick);
         // The feed's waiting messages show bindings that are not overdue. They were handled before,

@@ -7,25 +7,29 @@ use fiec_schemas::{
     Cause, Contract, Digest, Event, ExecutionId, InstanceId, NodeId, Sequence, StatePlace, Tenant,
 };
 
+use serde::Serialize;
+
 use super::Ticket;
 use super::refusal::YieldRefusal;
 use crate::holds::reserve::Change;
 
 /// The boundary from which an execution resumes after a wrong result.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Good {
     /// This boundary, or the beginning.
     Known(Option<StatePlace>),
     /// The last boundary before the culprit's binding, if the ledger still shows it, else the
     /// beginning.
-    BeforeIt,
+    BeforeTheCulprit,
 }
 
-/// One action for the shell.
-#[derive(Debug, Clone, PartialEq)]
+/// One action for the shell. It writes itself as JSON, for traces.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Action {
     /// Append these events after the message of this sequence. The answer is [`Input::Appended`],
-    /// [`Input::Reread`] or [`Input::Vanished`]. After success the shell sends a binding's capsule.
+    /// [`Input::Vanished`], or the last message by [`Policy::follow`](super::Policy::follow). After success the shell sends a binding's capsule.
     Append {
         /// The execution of the ledger.
         execution: ExecutionId,
@@ -39,7 +43,7 @@ pub enum Action {
         ticket: Option<Ticket>,
     },
     /// Append the state after the message of this sequence again, with σ and without events. The
-    /// answer is [`Input::Reread`] or [`Input::Vanished`].
+    /// answer is the last message by [`Policy::follow`](super::Policy::follow), or [`Input::Vanished`].
     Keep {
         /// The execution of the ledger.
         execution: ExecutionId,
@@ -67,7 +71,10 @@ pub enum Action {
         ticket: Option<Ticket>,
     },
     /// Probe a node. The answer is [`Input::Probe`].
-    Probe(NodeId),
+    Probe {
+        /// The node.
+        node: NodeId,
+    },
     /// Delete what the broker keeps of a node that has been silent for long: its descriptor, if it is
     /// of this instance or there is none, its proof, and its flags and quarantine if they say nothing.
     Forget {
@@ -78,7 +85,10 @@ pub enum Action {
     },
     /// Ask a node for all executions that it holds. The answer is [`Input::Holdings`], or none if
     /// the node does not reply.
-    AskHoldings(NodeId),
+    AskHoldings {
+        /// The node.
+        node: NodeId,
+    },
     /// Read a large submission. The answer is [`Input::Spec`].
     FetchSpec {
         /// The execution.
@@ -96,11 +106,12 @@ pub enum Action {
         contract: Contract,
         /// The affected device, or all of the node if none.
         substrate: Option<String>,
-        /// The reason.
+        /// The reason, for people.
+        #[serde(skip)]
         reason: String,
     },
     /// Append that an execution resumes from an earlier boundary, even if others append to it at
-    /// the same time. The answer is [`Input::Reread`].
+    /// the same time. The answer is its message by [`Policy::follow`](super::Policy::follow).
     StepBack {
         /// The execution.
         execution: ExecutionId,
@@ -109,7 +120,7 @@ pub enum Action {
         /// The node that caused it, if known.
         culprit: Option<NodeId>,
         /// The boundary from which the execution resumes.
-        good: Good,
+        to: Good,
         /// The reason.
         cause: Cause,
     },
@@ -145,8 +156,8 @@ pub enum Action {
         tenant: Tenant,
     },
     /// Begin the ledger of a part that its holder has split off. Do nothing if the ledger exists or
-    /// the holder no longer has the part. The answer is [`Input::Reread`], or [`Input::Ended`] if
-    /// the part has ended.
+    /// the holder no longer has the part. The answer is its last message by
+    /// [`Policy::follow`](super::Policy::follow), or [`Input::Ended`] if the part has ended.
     MakePart {
         /// The part.
         part: ExecutionId,
@@ -166,7 +177,25 @@ pub enum Action {
         change: Box<Change>,
     },
     /// Publish a record.
-    Record(Box<Record>),
+    Record {
+        /// The record.
+        record: Box<Record>,
+    },
     /// Tell an operator why an execution does not move.
-    Refuse(Ticket, YieldRefusal),
+    Refuse {
+        /// Names the question.
+        ticket: Ticket,
+        /// The reason.
+        #[serde(skip)]
+        refusal: YieldRefusal,
+    },
+}
+
+impl Action {
+    /// Publishes a record.
+    pub(super) fn record(record: Record) -> Self {
+        Self::Record {
+            record: Box::new(record),
+        }
+    }
 }

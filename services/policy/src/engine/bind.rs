@@ -365,7 +365,10 @@ impl Policy {
         if e.stage == Stage::Pending && !self.is_admitted(id) {
             if let Some(ticket) = ticket {
                 let words = self.held_in_words(id).unwrap_or_default();
-                out.push(Action::Refuse(ticket, YieldRefusal::Held(words)));
+                out.push(Action::Refuse {
+                    ticket,
+                    refusal: YieldRefusal::Held(words),
+                });
             }
             return;
         }

@@ -108,7 +108,7 @@ impl Policy {
             .map_or("its nodes", |n| n.as_str())
             .to_owned();
         let mut record = |by: Vec<NodeId>, outcome: VerificationOutcome, detail: String| {
-            out.push(Action::Record(Box::new(Record::Verification {
+            out.push(Action::record(Record::Verification {
                 execution: id,
                 from,
                 to,
@@ -117,7 +117,7 @@ impl Policy {
                 outcome,
                 detail,
                 at: now.wall,
-            })));
+            }));
         };
         match outcome {
             Outcome::Agreed(by) => {

@@ -15,7 +15,7 @@ use crate::watch::Watch;
 impl Policy {
     /// Processes a message. `reread`: it was read after a failed append and replaces the policy's
     /// view.
-    pub(super) fn follow(
+    pub(super) fn follow_ledger(
         &mut self,
         now: Now,
         view: &LedgerView<'_>,

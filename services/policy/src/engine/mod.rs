@@ -78,11 +78,12 @@ use crate::share::{self, queue::Waiting};
 use crate::strangers::Strangers;
 use crate::time::{Millis, Now};
 use crate::verify::Check;
+use crate::view::LedgerView;
 
 pub use action::{Action, Good};
 pub use bind::{NewExecution, Submitted};
 pub use duties::Duties;
-pub use input::{ControlOutcome, Input, ProbeOutcome, Ticket};
+pub use input::{ControlOutcome, Input, Judged, Remembered, Ticket};
 pub use refusal::{UnknownNode, YieldRefusal};
 
 /// All state of the policy.
@@ -166,83 +167,89 @@ impl Policy {
         }
     }
 
+    /// Follows a message of a ledger, by any author, and pushes the resulting actions. It also reports
+    /// an append of ours whose acknowledgement was lost.
+    ///
+    /// `reread`: it is the last message of a ledger after an append of ours failed. It replaces the
+    /// policy's own view of the ledger. If the message is older than the last known one, the policy
+    /// returns to what it knew before the append, and decides again after a pause.
+    pub fn follow(&mut self, now: Now, view: &LedgerView<'_>, reread: bool, out: &mut Vec<Action>) {
+        self.begin_step(now);
+        self.follow_ledger(now, view, reread, out);
+    }
+
     /// Processes one input and pushes the resulting actions.
-    pub fn step(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Action>) {
+    pub fn step(&mut self, now: Now, input: Input, out: &mut Vec<Action>) {
         self.begin_step(now);
         match input {
-            Input::Ledger(view) => self.follow(now, view, false, out),
-            Input::Reread(view) => self.follow(now, view, true, out),
-            Input::Spec { execution, spec } => self.learn_spec(now, execution, spec),
+            Input::Spec { execution, spec } => self.learn_spec(now, execution, &spec),
             Input::Appended {
                 execution,
                 seq,
                 epoch,
                 phase,
-            } => {
-                self.appended(now, execution, seq, epoch, phase);
-            }
+            } => self.appended(now, execution, seq, epoch, &phase),
             Input::Vanished { execution } => self.forget(execution),
-            Input::Container(program) => self.cluster.profiles.runs_in_container(program),
-            Input::Descriptor(descriptor) => self.descriptor(now, *descriptor, out),
-            Input::Gone(node) => self.gone(now, node, out),
-            Input::Flags(node, flags) => self.flags(now, node, flags, out),
+            Input::Container { program } => self.cluster.profiles.runs_in_container(&program),
+            Input::Descriptor { descriptor } => self.descriptor(now, *descriptor, out),
+            Input::Gone { node } => self.gone(now, &node, out),
+            Input::Flags { node, flags } => self.flags(now, &node, flags, out),
             Input::Proof {
                 node,
                 signed,
                 judged,
-            } => self.proof(now, node, signed, judged, out),
-            Input::Quarantine(node, quarantine) => self.quarantine(now, node, quarantine, out),
-            Input::Verdict(verdict) => self.verdict(now, verdict, out),
+            } => self.proof(now, &node, &signed, judged, out),
+            Input::Quarantine { node, quarantine } => self.quarantine(now, &node, quarantine, out),
+            Input::Verdict { verdict } => self.verdict(now, *verdict, out),
             Input::Recalled {
                 execution,
                 up_to,
                 named,
             } => self.recalled(now, execution, (up_to, &named)),
-            Input::Vector(vector, age_ms) => self.vector(now, vector, age_ms, out),
-            Input::Probe(node, outcome) => self.probed(now, node, outcome, out),
+            Input::Vector { vector, age_ms } => self.vector(now, *vector, age_ms, out),
+            Input::Probe { node, answered } => self.probed(now, &node, answered, out),
             Input::Holdings {
                 node,
                 instance,
                 held,
-            } => self.reconcile(now, node, instance, held, out),
+            } => self.reconcile(now, &node, instance, &held, out),
             Input::Ordered {
                 execution,
                 epoch,
-                outcome,
-            } => {
-                self.ordered(now, execution, epoch, outcome);
-            }
+                answer,
+            } => self.ordered(now, execution, epoch, answer),
             Input::SplitAnswered {
                 execution,
                 epoch,
-                outcome,
-            } => self.split_answered(execution, epoch, outcome),
+                answer,
+            } => self.split_answered(execution, epoch, answer),
             Input::Ended { execution, seen } => {
                 self.orphan_seen(now, execution, seen);
                 self.looked_up(now, execution, seen);
                 self.spread_seen(now, execution, seen);
             }
-            Input::Aged(up_to) => self.keep_aged(up_to, out),
-            Input::Quota(tenant, quota) => self.quota(tenant, quota),
+            Input::Aged { up_to } => self.keep_aged(up_to, out),
+            Input::Quota { tenant, quota } => self.quota(&tenant, quota),
             Input::Reserved {
                 tenant,
                 table,
                 answer,
-            } => self.reserved(now, tenant, table, answer),
+            } => {
+                let table = table.as_ref().map(|(seq, table)| (*seq, &**table));
+                self.reserved(now, &tenant, table, answer);
+            }
             Input::Replica { id, leaving } => self.replicas.heard(now.mono, id, leaving),
             Input::Yield {
                 ticket,
                 execution,
                 to,
                 who,
-            } => {
-                self.operator_yield(now, ticket, execution, to, who, out);
-            }
+            } => self.operator_yield(now, ticket, execution, to.as_ref(), &who, out),
             Input::Tenant { tenant, weight } => {
-                self.cluster.tenants.set_weight(tenant, weight);
+                self.cluster.tenants.set_weight(&tenant, weight);
                 self.dirty = true;
             }
-            Input::Connected(connected) => {
+            Input::Connected { connected } => {
                 self.connected = connected;
                 self.start_clocks_anew(now.mono);
             }

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use fiec_schemas::messages::{NodeEventKind, Record, Viability};
-use fiec_schemas::{HardwareVector, NodeDescriptor, NodeFlags, NodeId, Reading, Signal};
+use fiec_schemas::{
+    HardwareVector, InstanceId, NodeDescriptor, NodeFlags, NodeId, Reading, Signal,
+};
 
-use super::{Action, Policy, ProbeOutcome};
+use super::{Action, Policy};
 use crate::cluster::{NodeIx, Presence};
 use crate::hysteresis::State;
 use crate::profile::ProfileIx;
@@ -50,7 +52,9 @@ impl Policy {
         }
         if new_life && self.loaded {
             node.presence = Presence::Probing { since: now.mono };
-            out.push(Action::Probe(node.id.clone()));
+            out.push(Action::Probe {
+                node: node.id.clone(),
+            });
         } else if new_life {
             node.presence = Presence::Up;
         }
@@ -95,7 +99,7 @@ impl Policy {
         node.confirmed = None;
         if !node.holds.is_empty() {
             node.presence = Presence::Probing { since: now.mono };
-            out.push(Action::Probe(name.clone()));
+            out.push(Action::Probe { node: name.clone() });
         }
         if !was_there {
             return;
@@ -285,13 +289,17 @@ impl Policy {
         match node.presence {
             Presence::Up if silent && of_interest && self.connected => {
                 node.presence = Presence::Probing { since: now.mono };
-                out.push(Action::Probe(node.id.clone()));
+                out.push(Action::Probe {
+                    node: node.id.clone(),
+                });
                 self.cluster.changed(ix);
             }
             // A probe without any answer, not even a failure: ask again.
             Presence::Probing { since } if now.mono.since(since) > limit && self.connected => {
                 node.presence = Presence::Probing { since: now.mono };
-                out.push(Action::Probe(node.id.clone()));
+                out.push(Action::Probe {
+                    node: node.id.clone(),
+                });
             }
             _ => {}
         }
@@ -317,7 +325,7 @@ impl Policy {
         &mut self,
         now: Now,
         name: &NodeId,
-        outcome: ProbeOutcome,
+        answered: Option<InstanceId>,
         out: &mut Vec<Action>,
     ) {
         let Some(ix) = self.cluster.find(name) else {
@@ -325,8 +333,8 @@ impl Policy {
         };
         let limit = self.config.liveness_ms;
         let node = self.cluster.node_mut(ix);
-        match outcome {
-            ProbeOutcome::Answered(instance) => {
+        match answered {
+            Some(instance) => {
                 node.heard = node.heard.max(now.mono);
                 let was = std::mem::replace(&mut node.presence, Presence::Up);
                 if node.confirmed.is_none_or(|(c, _)| c != instance) {
@@ -345,7 +353,7 @@ impl Policy {
                 }
                 self.review_holds(now, ix, out);
             }
-            ProbeOutcome::Silent => {
+            None => {
                 let Presence::Probing { .. } = node.presence else {
                     return;
                 };
@@ -419,7 +427,7 @@ impl Policy {
             return;
         }
         let instance = node.descriptor.as_ref().map(|d| d.instance);
-        out.push(Action::Record(Box::new(Record::Node {
+        out.push(Action::record(Record::Node {
             node: node.id.clone(),
             instance: instance.or(node.confirmed.map(|(i, _)| i)),
             what,
@@ -429,7 +437,7 @@ impl Policy {
             who,
             at: now.wall,
             descriptor: descriptor.map(|d| Box::new((*d).clone())),
-        })));
+        }));
     }
 }
 

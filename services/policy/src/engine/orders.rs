@@ -399,7 +399,7 @@ impl Policy {
         out: &mut Vec<Action>,
     ) {
         match self.plan_yield(now, id, to) {
-            Err(refusal) => out.push(Action::Refuse(ticket, refusal)),
+            Err(refusal) => out.push(Action::Refuse { ticket, refusal }),
             Ok((choice, true)) => {
                 let cause = Cause::Operator {
                     who: who.to_owned(),

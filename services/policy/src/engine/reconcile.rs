@@ -29,7 +29,9 @@ impl Policy {
         }
         node.holdings_asked = now.mono;
         node.holdings_due = now.mono.plus(interval);
-        out.push(Action::AskHoldings(node.id.clone()));
+        out.push(Action::AskHoldings {
+            node: node.id.clone(),
+        });
     }
 
     /// A node said that it does not hold an execution: ask it for all holdings at once.

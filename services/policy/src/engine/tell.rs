@@ -74,14 +74,14 @@ impl Policy {
             candidates.truncate(CANDIDATES_LIMIT);
             let mut would_help = why.would_help;
             would_help.truncate(CANDIDATES_LIMIT);
-            out.push(Action::Record(Box::new(Record::Waiting {
+            out.push(Action::record(Record::Waiting {
                 execution: id,
                 summary: why.summary,
                 omitted: u32::try_from(all - candidates.len()).unwrap_or(u32::MAX),
                 candidates,
                 would_help,
                 at: now.wall,
-            })));
+            }));
         }
         self.told.said = said;
     }

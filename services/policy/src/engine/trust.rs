@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use fiec_schemas::messages::{ContractStanding, Record};
 use fiec_schemas::substrate::HOST;
-use fiec_schemas::trust::{NodeIdentity, Proof, Quarantine, Quarantined, SignedProof};
+use fiec_schemas::trust::{NodeIdentity, Quarantine, Quarantined, SignedProof};
 use fiec_schemas::{Cause, Contract, ExecutionId, InstanceId, NodeDescriptor, NodeId};
 
-use super::{Action, Good, Policy};
+use super::{Action, Good, Judged, Policy};
 use crate::cluster::{Node, NodeIx, Stage};
 use crate::places::Claim;
 use crate::time::Now;
@@ -55,14 +55,14 @@ impl Policy {
         now: Now,
         name: &NodeId,
         signed: &SignedProof,
-        judged: Result<Proof, String>,
+        judged: Judged,
         out: &mut Vec<Action>,
     ) {
         let ix = self.cluster.intern(now.mono, name);
         let trust = &mut self.cluster.node_mut(ix).trust;
         let (proof, refused) = match judged {
-            Ok(proof) => (Some(Arc::new(proof)), None),
-            Err(reason) => (None, Some(reason)),
+            Judged::Counts(proof) => (Some(Arc::new(proof)), None),
+            Judged::Not(reason) => (None, Some(reason)),
         };
         if trust.proof == proof && trust.refused == refused {
             return;
@@ -74,11 +74,11 @@ impl Policy {
             .as_ref()
             .is_some_and(|p| now.wall.micros() - p.at.micros() < YOUNG_US);
         if (self.loaded || young) && self.speaks_for(name) {
-            out.push(Action::Record(Box::new(Record::Proof {
+            out.push(Action::record(Record::Proof {
                 proof: Box::new(signed.clone()),
                 refused,
                 at: now.wall,
-            })));
+            }));
         }
         if let Some(proof) = proof {
             self.take_broken(ix, out);
@@ -190,7 +190,7 @@ impl Policy {
             Some(check) if check.mode == fiec_schemas::trust::Verify::All => {
                 Good::Known(check.good.clone())
             }
-            _ => Good::BeforeIt,
+            _ => Good::BeforeTheCulprit,
         };
         let node = culprit.map(|ix| self.cluster.node(ix).id.clone());
         let Some(e) = self.cluster.execution_mut(id) else {
@@ -218,7 +218,7 @@ impl Policy {
                 reason,
             },
             culprit: node,
-            good,
+            to: good,
         });
     }
 

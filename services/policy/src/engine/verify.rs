@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::package::is_built_in;
 use fiec_schemas::substrate::HOST;
-use fiec_schemas::trust::{Finding, VerifiedUpTo, Verify, digest_of_result};
+use fiec_schemas::trust::{Finding, Verify, digest_of_result};
 use fiec_schemas::{Contract, Event, EventKind, ExecutionId, NodeId};
 
-use super::{Action, Policy};
+use super::{Action, Policy, Remembered};
 use crate::cluster::{NodeIx, Presence};
 use crate::execution::Avoided;
 use crate::placement::{self, Ask};
@@ -214,15 +214,16 @@ impl Policy {
         &mut self,
         now: Now,
         id: ExecutionId,
-        (up_to, named): (Result<Option<VerifiedUpTo>, String>, &Named),
+        (up_to, named): (Remembered, &Named),
     ) {
         let retry = self.config.verify_retry_ms;
         let up_to = match up_to {
-            Ok(up_to) => up_to.map(|u| {
+            Remembered::Nothing => None,
+            Remembered::Stored(u) => {
                 let by = u.by.iter().map(|name| self.cluster.intern(now.mono, name));
-                (u.good, by.collect(), u.segments)
-            }),
-            Err(reason) => {
+                Some((u.good, by.collect(), u.segments))
+            }
+            Remembered::Unknown(reason) => {
                 if let Some(check) = self.checks.get_mut(&id) {
                     check.recall = Recall::Wanted;
                     check.failed(now.mono, retry, reason);

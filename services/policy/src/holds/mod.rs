@@ -16,7 +16,7 @@ use fiec_schemas::{
     BatchId, BatchName, Cause, ExecutionId, InstanceId, PhaseKind, Sequence, Submission, Tenant,
     Timestamp,
 };
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::time::Millis;
 
@@ -24,7 +24,8 @@ use crate::time::Millis;
 const BEHIND: u8 = 3;
 
 /// The end of an execution.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Fate {
     /// It completed.
     Completed,
@@ -65,14 +66,16 @@ impl Fate {
 }
 
 /// Result of a look at the last message of a ledger.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Seen {
-    /// The execution has ended.
-    Ended(Fate),
     /// The execution lives.
     Lives,
     /// The ledger has no message.
     Vanished,
+    /// The execution has ended.
+    #[serde(untagged)]
+    Ended(Fate),
 }
 
 /// The fields of a submission that may hold it back.

@@ -9,9 +9,10 @@ use std::collections::BTreeMap;
 
 use fiec_schemas::quota::{Quota, RESERVATIONS_LIMIT, Reservation, Reservations};
 use fiec_schemas::{BatchId, ExecutionId, InstanceId, Sequence};
+use serde::Serialize;
 
 /// A change that a replica requests.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Change {
     /// Entries to free if they still belong to this replica.
     pub free: Vec<(ExecutionId, InstanceId)>,

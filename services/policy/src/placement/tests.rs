@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::*;
-use crate::NewExecution;
-use crate::{Input, Millis, Policy, ProbeOutcome};
+use crate::{Input, Millis, Policy};
+use crate::{Judged, NewExecution};
 
 const START_MS: u64 = 86_400_000;
 const START_US: i64 = 1_700_000_000_000_000;
@@ -131,7 +131,7 @@ impl Cast {
         }
     }
 
-    fn tell(&mut self, input: Input<'_>) {
+    fn tell(&mut self, input: Input) {
         self.policy.step(self.now(), input, &mut Vec::new());
     }
 
@@ -140,11 +140,13 @@ impl Cast {
         match *step {
             Step::Join(n, kind) => {
                 let d = descriptor(&name(n), n, kind);
-                self.tell(Input::Descriptor(Box::new(d)));
+                self.tell(Input::Descriptor {
+                    descriptor: Box::new(d),
+                });
                 self.take(&Step::Prove(n, 60_000));
                 self.take(&Step::Tell(n, 0.3, 0.3));
             }
-            Step::Leave(n) => self.tell(Input::Gone(&name(n))),
+            Step::Leave(n) => self.tell(Input::Gone { node: name(n) }),
             Step::Prove(n, ms) => {
                 let Some(d) = self.descriptor(n) else { return };
                 let wall = self.now().wall;
@@ -157,9 +159,9 @@ impl Cast {
                     sig: String::new(),
                 };
                 self.tell(Input::Proof {
-                    node: &d.node,
-                    signed: &signed,
-                    judged: Ok(Proof::passing(&d, 1, wall, until)),
+                    node: d.node.clone(),
+                    signed: Box::new(signed),
+                    judged: Judged::Counts(Proof::passing(&d, 1, wall, until)),
                 });
             }
             Step::Distrust(n) => {
@@ -174,13 +176,19 @@ impl Cast {
                     entries: vec![entry],
                     released: None,
                 };
-                self.tell(Input::Quarantine(&name(n), lost));
+                self.tell(Input::Quarantine {
+                    node: name(n),
+                    quarantine: lost,
+                });
             }
             Step::Tell(n, host, device) => {
                 let Some(d) = self.descriptor(n) else { return };
                 self.count += 1;
                 let vector = vector(&d, self.count, host, device);
-                self.tell(Input::Vector(vector, 0));
+                self.tell(Input::Vector {
+                    vector: Box::new(vector),
+                    age_ms: 0,
+                });
             }
             Step::Flag(n, cordoned, draining) => {
                 let flags = NodeFlags {
@@ -188,9 +196,15 @@ impl Cast {
                     draining,
                     ..NodeFlags::default()
                 };
-                self.tell(Input::Flags(&name(n), flags));
+                self.tell(Input::Flags {
+                    node: name(n),
+                    flags,
+                });
             }
-            Step::Silent(n) => self.tell(Input::Probe(&name(n), ProbeOutcome::Silent)),
+            Step::Silent(n) => self.tell(Input::Probe {
+                node: name(n),
+                answered: None,
+            }),
             Step::Submit(which) => {
                 let spec = Submission::parse(SPECS[which].as_bytes()).unwrap();
                 self.submitted += 1;

@@ -36,12 +36,14 @@ use std::fmt;
 use std::str::FromStr;
 
 use fiec_schemas::{ExecutionId, Timestamp};
+use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
 use crate::profile::Profile;
 
 /// Order of the queue and rule of preemption.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Discipline {
     /// By age alone, without preemption.
     Fifo,

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use std::sync::Arc;
+
 use fiec_policy::holds::reserve;
 use fiec_policy::holds::{Fate, Seen};
 use fiec_policy::{Action, Input};
@@ -61,8 +63,8 @@ impl World {
                     }
                     let (seq, table) = (*seq, table.clone());
                     self.step(Input::Reserved {
-                        tenant: &tenant,
-                        table: Some((seq, &table)),
+                        tenant: tenant.clone(),
+                        table: Some((seq, Arc::new(table))),
                         answer: true,
                     });
                 }
@@ -72,7 +74,10 @@ impl World {
     }
 
     pub fn quota(&mut self, quota: Option<Quota>) {
-        self.step(Input::Quota(&Self::tenant(), quota));
+        self.step(Input::Quota {
+            tenant: Self::tenant(),
+            quota,
+        });
     }
 
     /// Number of bound and started executions.

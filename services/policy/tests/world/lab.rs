@@ -185,7 +185,7 @@ impl Lab {
         self.w.step(Input::Ordered {
             execution,
             epoch,
-            outcome,
+            answer: outcome,
         });
         if refused || deaf {
             return;

@@ -126,7 +126,9 @@ impl World {
                 world.devices.insert((i, device.id.clone()), 0.1);
             }
             world.nodes.push((d.clone(), 0.2, 0, true));
-            world.step(Input::Descriptor(Box::new(d)));
+            world.step(Input::Descriptor {
+                descriptor: Box::new(d),
+            });
             world.prove(i, true);
         }
         world.vectors();
@@ -157,7 +159,7 @@ impl World {
         Timestamp::from_micros(1_700_000_000_000_000 + i64::try_from(self.now).unwrap() * 1_000)
     }
 
-    pub fn step(&mut self, input: Input<'_>) -> Vec<Action> {
+    pub fn step(&mut self, input: Input) -> Vec<Action> {
         let mut out = Vec::new();
         self.policy.step(self.at(), input, &mut out);
         self.sort_out(&out);
@@ -171,7 +173,7 @@ impl World {
                     self.controls.push((node.clone(), request.clone()))
                 }
                 Action::Forget { node, instance } => self.forgotten.push((node.clone(), *instance)),
-                Action::Probe(node) => self.probes.push(node.to_string()),
+                Action::Probe { node } => self.probes.push(node.to_string()),
                 Action::SendCapsule { .. } => self.capsules += 1,
                 Action::Lookup { .. } | Action::Reserve { .. } => {
                     self.holds.asked.push(action.clone());
@@ -211,7 +213,7 @@ impl World {
                         execution,
                         seq,
                         epoch,
-                        phase: &phase,
+                        phase: phase.clone(),
                     });
                 } else {
                     self.tell(execution, true);
@@ -279,11 +281,13 @@ impl World {
         );
         let header = message.encode().unwrap();
         let view = LedgerView::read(&header, seq).unwrap();
-        self.step(if reread {
-            Input::Reread(&view)
-        } else {
-            Input::Ledger(&view)
-        });
+        self.follow(&view, reread);
+    }
+
+    pub fn follow(&mut self, view: &LedgerView<'_>, reread: bool) {
+        let mut out = Vec::new();
+        self.policy.follow(self.at(), view, reread, &mut out);
+        self.sort_out(&out);
     }
 
     pub fn submit(&mut self, n: u64) -> Vec<Action> {
@@ -422,7 +426,9 @@ impl World {
         self.nodes[node].0.instance = instance;
         self.nodes[node].2 = 0;
         let d = self.nodes[node].0.clone();
-        self.step(Input::Descriptor(Box::new(d)));
+        self.step(Input::Descriptor {
+            descriptor: Box::new(d),
+        });
         self.prove(node, true);
     }
 
@@ -477,22 +483,25 @@ impl World {
                 arriving: self.arriving.get(&i).cloned().unwrap_or_default(),
                 stuck: Vec::new(),
             };
-            self.step(Input::Vector(vector, 0));
+            self.step(Input::Vector {
+                vector: Box::new(vector),
+                age_ms: 0,
+            });
         }
     }
 
     pub fn flag(&mut self, node: usize, cordoned: bool, draining: bool) {
         let (name, at) = (self.node(node), self.wall());
-        self.step(Input::Flags(
-            &name,
-            NodeFlags {
+        self.step(Input::Flags {
+            node: name.clone(),
+            flags: NodeFlags {
                 cordoned,
                 draining,
                 who: "ann".into(),
                 at,
                 ..NodeFlags::default()
             },
-        ));
+        });
         self.carry_out();
     }
 

@@ -169,7 +169,9 @@ impl World {
         self.out.clear();
         for i in 0..self.nodes.len() {
             let d = self.nodes[i].0.clone();
-            self.step(Input::Descriptor(Box::new(d)));
+            self.step(Input::Descriptor {
+                descriptor: Box::new(d),
+            });
             self.prove(i, true);
         }
         self.vectors();
@@ -198,7 +200,7 @@ impl World {
                     self.step(Input::SplitAnswered {
                         execution,
                         epoch,
-                        outcome,
+                        answer: outcome,
                     });
                 }
                 ControlRequest::Cancel { execution, who }

@@ -1,6 +1,7 @@
 //! Proofs, comparisons and steps back in the simulated cluster.
 
 use super::*;
+use fiec_policy::Judged;
 
 fn outputs_of(outputs: &[(&str, &str)]) -> Vec<fiec_schemas::Output> {
     let outputs = outputs.iter().map(|(name, words)| fiec_schemas::Output {
@@ -91,7 +92,9 @@ impl World {
             error: None,
             gone: false,
         };
-        let actions = self.step(Input::Verdict(verdict));
+        let actions = self.step(Input::Verdict {
+            verdict: Box::new(verdict),
+        });
         self.carry_out();
         actions
     }
@@ -113,7 +116,9 @@ impl World {
             error: Some("cannot be compared".to_owned()),
             gone,
         };
-        let actions = self.step(Input::Verdict(verdict));
+        let actions = self.step(Input::Verdict {
+            verdict: Box::new(verdict),
+        });
         self.carry_out();
         actions
     }
@@ -122,7 +127,7 @@ impl World {
     pub fn step_back(&mut self, action: &Action) {
         let Action::StepBack {
             execution,
-            good,
+            to: good,
             cause,
             ..
         } = action
@@ -131,7 +136,7 @@ impl World {
         };
         let to = match good {
             Good::Known(place) => place.clone(),
-            Good::BeforeIt => None,
+            Good::BeforeTheCulprit => None,
         };
         let back = Event::SteppedBack {
             to,
@@ -169,7 +174,9 @@ impl World {
     fn tell_nodes(&mut self) {
         for i in 0..self.nodes.len() {
             let d = self.nodes[i].0.clone();
-            self.step(Input::Descriptor(Box::new(d)));
+            self.step(Input::Descriptor {
+                descriptor: Box::new(d),
+            });
             self.prove(i, true);
         }
         self.vectors();
@@ -202,7 +209,7 @@ impl World {
             let named = self.named.get(&execution).cloned().unwrap_or_default();
             self.step(Input::Recalled {
                 execution,
-                up_to,
+                up_to: up_to.into(),
                 named,
             });
         }
@@ -211,7 +218,10 @@ impl World {
     /// Stores the contracts that a node has lost.
     pub fn lose(&mut self, node: usize, lost: Quarantine) -> Vec<Action> {
         let name = self.node(node);
-        self.step(Input::Quarantine(&name, lost))
+        self.step(Input::Quarantine {
+            node: name.clone(),
+            quarantine: lost,
+        })
     }
 
     /// Adds a node.
@@ -220,7 +230,9 @@ impl World {
         let d = descriptor(i, 900 + i as u128);
         self.nodes.push((d.clone(), 0.2, 0, true));
         let name = d.node.clone();
-        self.step(Input::Descriptor(Box::new(d)));
+        self.step(Input::Descriptor {
+            descriptor: Box::new(d),
+        });
         self.prove(i, true);
         self.vectors();
         name
@@ -244,9 +256,9 @@ impl World {
             sig: String::new(),
         };
         self.step(Input::Proof {
-            node: &d.node,
-            signed: &signed,
-            judged: Ok(proof),
+            node: d.node.clone(),
+            signed: Box::new(signed),
+            judged: Judged::Counts(proof),
         })
     }
 }

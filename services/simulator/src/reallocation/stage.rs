@@ -5,10 +5,8 @@ mod worker;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::decide::Decide;
-use fiec_policy::{
-    Action, Config, Input, LedgerView, Millis, NewExecution, Now, Policy, ProbeOutcome,
-};
+use crate::decide::Decide as _;
+use fiec_policy::{Action, Config, Input, Judged, LedgerView, Millis, NewExecution, Now, Policy};
 use fiec_schemas::hardware::{Substrate, default_thresholds};
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::substrate::SubstrateKind;
@@ -146,7 +144,7 @@ impl Stage {
         Timestamp::from_micros(1_700_000_000_000_000 + ms * 1_000)
     }
 
-    fn step(&mut self, input: Input<'_>) {
+    fn step(&mut self, input: Input) {
         let now = self.at();
         self.policy.step(now, input, &mut self.actions);
     }
@@ -161,11 +159,13 @@ impl Stage {
             key: String::new(),
             sig: String::new(),
         };
-        self.step(Input::Descriptor(Box::new(descriptor.clone())));
+        self.step(Input::Descriptor {
+            descriptor: Box::new(descriptor.clone()),
+        });
         self.step(Input::Proof {
-            node: &descriptor.node,
-            signed: &signed,
-            judged: Ok(proof),
+            node: descriptor.node.clone(),
+            signed: Box::new(signed),
+            judged: Judged::Counts(proof),
         });
     }
 
@@ -207,7 +207,10 @@ impl Stage {
                 arriving: vec![],
                 stuck: Vec::new(),
             };
-            self.step(Input::Vector(vector, 0));
+            self.step(Input::Vector {
+                vector: Box::new(vector),
+                age_ms: 0,
+            });
         }
     }
 
@@ -307,13 +310,14 @@ impl Stage {
                 execution: id,
                 seq,
                 epoch,
-                phase: &phase,
+                phase: phase.clone(),
             });
         }
         if let Ok(header) = message.encode()
             && let Ok(view) = LedgerView::read(&header, seq)
         {
-            self.step(Input::Ledger(&view));
+            let now = self.at();
+            self.policy.follow(now, &view, false, &mut self.actions);
         }
     }
 
@@ -344,7 +348,7 @@ impl Stage {
                         self.begin(n);
                     }
                     Action::Control { node, request, .. } => self.ordered(&node, request),
-                    Action::Probe(node) => self.probed(&node),
+                    Action::Probe { node } => self.probed(&node),
                     _ => {}
                 }
             }
@@ -363,19 +367,21 @@ impl Stage {
         if let Ok(header) = message.encode()
             && let Ok(view) = LedgerView::read(&header, seq)
         {
-            self.step(Input::Reread(&view));
+            let now = self.at();
+            self.policy.follow(now, &view, true, &mut self.actions);
         }
     }
 
     fn probed(&mut self, name: &NodeId) {
         let node = self.nodes.iter().find(|n| n.descriptor.node == *name);
         let outcome = match node {
-            Some(node) if node.gone_until.is_none() => {
-                ProbeOutcome::Answered(node.descriptor.instance)
-            }
-            _ => ProbeOutcome::Silent,
+            Some(node) if node.gone_until.is_none() => Some(node.descriptor.instance),
+            _ => None,
         };
-        self.step(Input::Probe(name, outcome));
+        self.step(Input::Probe {
+            node: name.clone(),
+            answered: outcome,
+        });
     }
 
     /// Revokes nodes and lets them return.
@@ -432,7 +438,10 @@ impl Stage {
             revoked: on.then_some(self.nodes[n].descriptor.instance),
             ..NodeFlags::default()
         };
-        self.step(Input::Flags(&name, flags));
+        self.step(Input::Flags {
+            node: name.clone(),
+            flags,
+        });
         self.perform();
     }
 

@@ -19,7 +19,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `record` | [`Recorder`] and [`Traced`], which wraps a policy |
-//! | `input`, `action`, `settings` | their form in a trace |
+//! | `form` | inputs, actions and settings in a trace |
 //! | `text` | lines, and JSON without sentences |
 //! | `replay` | a recorded trace, given to today's policy |
 //! | `committed` | the files of digests |
@@ -51,12 +51,10 @@
 //!
 //! [`Settings`]: crate::settings::Settings
 
-mod action;
 pub mod committed;
-mod input;
+mod form;
 mod record;
 mod replay;
-mod settings;
 pub mod sources;
 pub mod text;
 

@@ -6,13 +6,13 @@ use std::io::Write;
 use std::ops::Deref;
 use std::rc::Rc;
 
-use fiec_policy::{Action, Config, Input, NewExecution, Now, Policy, Submitted};
+use fiec_policy::{Action, Config, Input, LedgerView, NewExecution, Now, Policy, Submitted};
 use fiec_schemas::{ExecutionId, ExecutionState, InstanceId};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::text::{Direction, Line, strip_sentences};
-use super::{TraceError, action, input, settings};
+use super::{TraceError, form};
 use crate::decide::Decide;
 
 /// Length of a trace and the digest of its lines.
@@ -68,7 +68,7 @@ impl Recorder {
         let number = self.with(|tape| {
             let number = tape.policies;
             tape.policies += 1;
-            let body = settings::changed(config).map(|config| json!({"config": config, "id": id}));
+            let body = form::changed(config).map(|config| json!({"config": config, "id": id}));
             tape.begin(number, "new", None, body);
             number
         });
@@ -123,8 +123,8 @@ impl Tape {
 
     fn end(&mut self, policy: usize, actions: &[Action]) {
         for action in actions {
-            match action::describe(action) {
-                Ok((kind, body)) => self.line(policy, Direction::Out, kind, None, body),
+            match form::named(action) {
+                Ok((kind, body)) => self.line(policy, Direction::Out, &kind, None, body),
                 Err(error) => self.fail(error),
             }
         }
@@ -243,13 +243,22 @@ impl<D: Decide> Traced<D> {
         answer
     }
 
-    /// Records an input and passes it to the policy.
-    pub fn step(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Action>) {
+    /// Records a ledger message and passes it to the policy.
+    pub fn follow(&mut self, now: Now, view: &LedgerView<'_>, reread: bool, out: &mut Vec<Action>) {
         self.recorder.with(|tape| {
-            match input::Recorded::of(&input).and_then(|recorded| recorded.describe()) {
-                Ok((kind, body)) => tape.begin(self.number, &kind, Some(now), Ok(body)),
-                Err(error) => tape.begin(self.number, "", Some(now), Err(error)),
-            }
+            let kind = if reread { "reread" } else { "ledger" };
+            tape.begin(self.number, kind, Some(now), form::message(view));
+        });
+        let before = out.len();
+        self.policy.follow(now, view, reread, out);
+        self.end(out, before);
+    }
+
+    /// Records an input and passes it to the policy.
+    pub fn step(&mut self, now: Now, input: Input, out: &mut Vec<Action>) {
+        self.recorder.with(|tape| match form::named(&input) {
+            Ok((kind, body)) => tape.begin(self.number, &kind, Some(now), Ok(body)),
+            Err(error) => tape.begin(self.number, "", Some(now), Err(error)),
         });
         let before = out.len();
         self.policy.step(now, input, out);
@@ -294,7 +303,10 @@ impl<D: Decide> Decide for Traced<D> {
     ) -> Submitted {
         Traced::submit(self, now, new, may_hold, out)
     }
-    fn step(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Action>) {
+    fn follow(&mut self, now: Now, view: &LedgerView<'_>, reread: bool, out: &mut Vec<Action>) {
+        Traced::follow(self, now, view, reread, out);
+    }
+    fn step(&mut self, now: Now, input: Input, out: &mut Vec<Action>) {
         Traced::step(self, now, input, out);
     }
     fn act(&mut self, now: Now, out: &mut Vec<Action>) {
@@ -302,6 +314,9 @@ impl<D: Decide> Decide for Traced<D> {
     }
     fn policy(&self) -> &Policy {
         self.policy.policy()
+    }
+    fn policy_mut(&mut self) -> &mut Policy {
+        self.policy.policy_mut()
     }
     fn withholds(&self, id: ExecutionId) -> bool {
         Traced::withholds(self, id)

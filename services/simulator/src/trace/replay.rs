@@ -2,13 +2,12 @@
 
 use std::io::BufRead;
 
-use fiec_policy::{Action, Config, NewExecution};
+use fiec_policy::{Action, Config, LedgerView, NewExecution};
 use fiec_schemas::{ExecutionId, InstanceId, Submission, Tenant, Timestamp};
 use serde::Deserialize;
-use serde_json::{Map, Value};
 
 use super::text::{Direction, Read};
-use super::{Digested, Recorder, TraceError, Traced, input, settings};
+use super::{Digested, Recorder, TraceError, Traced, form};
 use crate::decide::Decide;
 
 /// Gives each input of `trace` to policies of `make`, and records it in `recorder` with the actions
@@ -48,7 +47,7 @@ struct Replay<'a, D> {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct New {
-    config: Map<String, Value>,
+    config: Config,
     id: InstanceId,
 }
 
@@ -97,10 +96,16 @@ impl<D: Decide> Replay<'_, D> {
                 let _ = policy.submit(now, new, offered.may_hold, &mut self.out);
             }
             ("act", Some(now)) => policy.act(now, &mut self.out),
-            (kind, Some(now)) => {
-                let input = input::Recorded::read(kind, line.body)
+            (kind @ ("ledger" | "reread"), Some(now)) => {
+                let told: form::Message<'_> = parse(line.body)?;
+                let view = LedgerView::read(told.message.get(), told.seq)
                     .map_err(|error| format!("{kind}: {error}"))?;
-                input.give(|input| policy.step(now, input, &mut self.out))?;
+                policy.follow(now, &view, kind == "reread", &mut self.out);
+            }
+            (kind, Some(now)) => {
+                let input = form::input(kind, line.body);
+                let input = input.map_err(|error| format!("{kind}: {error}"))?;
+                policy.step(now, input, &mut self.out);
             }
             (kind, None) => return Err(format!("{kind} needs both clocks")),
         }
@@ -116,8 +121,7 @@ impl<D: Decide> Replay<'_, D> {
             ));
         }
         let new: New = parse(line.body)?;
-        let config = settings::config(new.config)?;
-        let policy = self.recorder.policy(&config, new.id, &mut *self.make);
+        let policy = self.recorder.policy(&new.config, new.id, &mut *self.make);
         self.policies.push(policy);
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Messages to policy services about nodes that join, and about operators' flags.
 
 use super::*;
+use fiec_policy::Judged;
 use fiec_schemas::trust::{Proof, SignedProof};
 
 impl<D: Decide> World<'_, D> {
@@ -14,7 +15,12 @@ impl<D: Decide> World<'_, D> {
 
     pub(super) fn tell_joined(&mut self, p: usize, node: usize) {
         let descriptor = Arc::clone(&self.nodes[node].descriptor);
-        self.tell(p, Input::Descriptor(Box::new((*descriptor).clone())));
+        self.tell(
+            p,
+            Input::Descriptor {
+                descriptor: Box::new((*descriptor).clone()),
+            },
+        );
         let expires = self.stamp(self.end() + 1_000_000_000);
         let proof = Proof::passing(&descriptor, 1, self.wall(), expires);
         let signed = SignedProof {
@@ -26,9 +32,9 @@ impl<D: Decide> World<'_, D> {
         self.tell(
             p,
             Input::Proof {
-                node: &descriptor.node,
-                signed: &signed,
-                judged: Ok(proof),
+                node: descriptor.node.clone(),
+                signed: Box::new(signed),
+                judged: Judged::Counts(proof),
             },
         );
     }
@@ -53,6 +59,12 @@ impl<D: Decide> World<'_, D> {
             revoked_at: n.leave_by.filter(|_| n.revoked).map(|at| self.stamp(at)),
             revoked: n.revoked.then_some(n.descriptor.instance),
         };
-        self.tell(p, Input::Flags(&name, flags));
+        self.tell(
+            p,
+            Input::Flags {
+                node: name.clone(),
+                flags,
+            },
+        );
     }
 }

@@ -34,9 +34,11 @@ use std::sync::Arc;
 
 use fiec_policy::holds::Seen;
 use fiec_policy::quick::QuickMap;
-use fiec_policy::{Config, ControlOutcome, Input, Millis, Now, ProbeOutcome};
+use fiec_policy::{Config, ControlOutcome, Input, Millis, Now};
 use fiec_schemas::messages::ControlRequest;
-use fiec_schemas::{Event, ExecutionId, ExecutionState, NodeId, Phase, Submission, Tenant};
+use fiec_schemas::{
+    Event, ExecutionId, ExecutionState, InstanceId, NodeId, Phase, Submission, Tenant,
+};
 use fiec_schemas::{NodeFlags, Timestamp};
 
 use crate::broken::{Broken, Violation};
@@ -95,7 +97,7 @@ enum What {
     /// A probe reaches a node. The last field is the time of sending.
     Probe(u8, u32, u64),
     /// The result reaches the policy service.
-    Probed(u8, u32, ProbeOutcome),
+    Probed(u8, u32, Option<InstanceId>),
     /// A large submission reaches the policy service that asked for it.
     Spec(u8, u32),
     /// A look at a ledger reaches the broker, and the answer the policy service.

@@ -194,7 +194,13 @@ impl<D: Decide> World<'_, D> {
         };
         self.tally.vectors += 1;
         let age_ms = (self.now - word.sent) / 1_000;
-        self.input(p as usize, Input::Vector(vector, age_ms))
+        self.input(
+            p as usize,
+            Input::Vector {
+                vector: Box::new(vector),
+                age_ms,
+            },
+        )
     }
 
     /// A probe reaches a node.
@@ -206,11 +212,9 @@ impl<D: Decide> World<'_, D> {
         let instance = n.descriptor.instance;
         if reachable && !self.is_lost() {
             let at = self.arrival().max(answers);
-            self.queue
-                .plan(at, What::Probed(p, node, ProbeOutcome::Answered(instance)));
+            self.queue.plan(at, What::Probed(p, node, Some(instance)));
         } else {
-            self.queue
-                .plan(timeout, What::Probed(p, node, ProbeOutcome::Silent));
+            self.queue.plan(timeout, What::Probed(p, node, None));
         }
     }
 }

@@ -224,19 +224,18 @@ impl<D: Decide> World<'_, D> {
 
     pub(super) fn tell_quota(&mut self, p: usize, tenant: usize) {
         let book = &self.books[tenant];
-        let (name, quota) = (book.name.clone(), book.quota(self.now).cloned());
+        let (tenant, quota) = (book.name.clone(), book.quota(self.now).cloned());
         if quota.is_some() || book.quotas.len() > 1 {
-            self.tell(p, Input::Quota(&name, quota));
+            self.tell(p, Input::Quota { tenant, quota });
         }
     }
 
     pub(super) fn tell_table(&mut self, p: usize, tenant: usize) {
         let book = &self.books[tenant];
         if book.seq > 0 {
-            let (name, table) = (book.name.clone(), Arc::clone(&book.table));
             let input = Input::Reserved {
-                tenant: &name,
-                table: Some((book.seq, &table)),
+                tenant: book.name.clone(),
+                table: Some((book.seq, Arc::clone(&book.table))),
                 answer: false,
             };
             self.tell(p, input);
@@ -359,11 +358,9 @@ impl<D: Decide> World<'_, D> {
         let Some(What::Reserved(_, _, told)) = self.waits(p, What::Reserved(p, life, told)) else {
             return Ok(());
         };
-        let name = self.books[told.tenant as usize].name.clone();
-        let table = told.table.as_ref().map(|(seq, table)| (*seq, &**table));
         let input = Input::Reserved {
-            tenant: &name,
-            table,
+            tenant: self.books[told.tenant as usize].name.clone(),
+            table: told.table,
             answer: told.answer,
         };
         self.input(p as usize, input)

@@ -101,7 +101,7 @@ impl<D: Decide> World<'_, D> {
             if let Ok(Some((seq, text))) = self.last_message(e)
                 && let Ok(view) = LedgerView::read(&text, seq)
             {
-                self.tell(p, Input::Ledger(&view));
+                self.follow(p, &view, false);
             }
         }
         self.tell(p, Input::Loaded);
@@ -119,7 +119,16 @@ impl<D: Decide> World<'_, D> {
     }
 
     /// Gives one input, without performing the actions.
-    pub(super) fn tell(&mut self, p: usize, input: Input<'_>) {
+    pub(super) fn tell(&mut self, p: usize, input: Input) {
+        self.give(p, |policy, now, out| policy.step(now, input, out));
+    }
+
+    /// Gives a ledger message, without performing the actions.
+    pub(super) fn follow(&mut self, p: usize, view: &LedgerView<'_>, reread: bool) {
+        self.give(p, |policy, now, out| policy.follow(now, view, reread, out));
+    }
+
+    fn give(&mut self, p: usize, give: impl FnOnce(&mut D, Now, &mut Vec<Action>)) {
         let now = self.moment();
         let replica = &mut self.replicas[p];
         if let Some(policy) = &mut replica.policy {
@@ -127,16 +136,16 @@ impl<D: Decide> World<'_, D> {
             // Sampling the policy's time is enough.
             if self.tally.inputs.is_multiple_of(64) {
                 let began = std::time::Instant::now();
-                policy.step(now, input, &mut replica.out);
+                give(policy, now, &mut replica.out);
                 self.tally.in_policy += began.elapsed() * 64;
             } else {
-                policy.step(now, input, &mut replica.out);
+                give(policy, now, &mut replica.out);
             }
         }
     }
 
     /// Gives one input, and performs the actions.
-    pub(super) fn input(&mut self, p: usize, input: Input<'_>) -> Result<(), Wrong> {
+    pub(super) fn input(&mut self, p: usize, input: Input) -> Result<(), Wrong> {
         self.tell(p, input);
         self.perform(p)
     }
@@ -184,14 +193,14 @@ impl<D: Decide> World<'_, D> {
             }
             Action::SendCapsule { execution, .. } => self.send_capsule(self.number_of(execution)),
             Action::Control { node, request, .. } => self.send_control(p, &node, request),
-            Action::Probe(node) => {
+            Action::Probe { node } => {
                 self.tally.probes += 1;
                 let Some(ix) = self.by_name.get(&node).copied() else {
                     return Ok(());
                 };
                 let sent = self.now;
                 if self.is_lost() {
-                    let silent = What::Probed(p as u8, ix, ProbeOutcome::Silent);
+                    let silent = What::Probed(p as u8, ix, None);
                     self.queue.plan(sent + PROBE_TIMEOUT_US, silent);
                 } else {
                     let at = self.arrival();
@@ -203,7 +212,7 @@ impl<D: Decide> World<'_, D> {
                 let e = self.number_of(execution);
                 self.queue.plan(at, What::Spec(p as u8, e));
             }
-            Action::Record(_) => self.tally.records += 1,
+            Action::Record { .. } => self.tally.records += 1,
             Action::Lookup { execution, .. } => {
                 let arrives = !self.is_lost();
                 if arrives {
@@ -381,7 +390,7 @@ impl<D: Decide> World<'_, D> {
                         execution,
                         seq,
                         epoch,
-                        phase: &phase,
+                        phase: phase.clone(),
                     },
                 );
                 let policy = self.replicas[p as usize].policy.as_ref();
@@ -397,7 +406,8 @@ impl<D: Decide> World<'_, D> {
                 match self.last_message(e)? {
                     Some((seq, text)) => {
                         let view = read(&text, seq, e)?;
-                        self.input(p as usize, Input::Reread(&view))
+                        self.follow(p as usize, &view, true);
+                        self.perform(p as usize)
                     }
                     None => {
                         if first && self.exec(e).seq == 0 {
@@ -423,7 +433,8 @@ impl<D: Decide> World<'_, D> {
         if let Some(ix) = message.by {
             self.hear(p, ix);
         }
-        self.input(p as usize, Input::Ledger(&view))
+        self.follow(p as usize, &view, false);
+        self.perform(p as usize)
     }
 
     /// Notes that a policy service has heard a node.
@@ -450,32 +461,32 @@ impl<D: Decide> World<'_, D> {
             Input::Ordered {
                 execution,
                 epoch,
-                outcome: *outcome,
+                answer: *outcome,
             },
         )
     }
 
-    pub(super) fn probed(&mut self, p: u8, node: u32, outcome: ProbeOutcome) -> Result<(), Wrong> {
+    pub(super) fn probed(
+        &mut self,
+        p: u8,
+        node: u32,
+        outcome: Option<InstanceId>,
+    ) -> Result<(), Wrong> {
         if self.waits(p, What::Probed(p, node, outcome)).is_none() {
             return Ok(());
         }
-        if matches!(outcome, ProbeOutcome::Answered(_)) {
+        if outcome.is_some() {
             self.hear(p, node);
         }
-        let name = self.nodes[node as usize].descriptor.node.clone();
-        self.input(p as usize, Input::Probe(&name, outcome))
+        let node = self.nodes[node as usize].descriptor.node.clone();
+        let answered = outcome;
+        self.input(p as usize, Input::Probe { node, answered })
     }
 
     pub(super) fn spec(&mut self, p: u8, e: u32) -> Result<(), Wrong> {
         let spec = Arc::clone(&self.exec(e).spec);
         let execution = self.id_of(e);
-        self.input(
-            p as usize,
-            Input::Spec {
-                execution,
-                spec: &spec,
-            },
-        )
+        self.input(p as usize, Input::Spec { execution, spec })
     }
 }
 

@@ -165,7 +165,8 @@ impl<D: Decide> World<'_, D> {
         match self.last_message(e)? {
             Some((seq, text)) => {
                 let view = services::read(&text, seq, e)?;
-                self.input(p as usize, Input::Reread(&view))
+                self.follow(p as usize, &view, true);
+                self.perform(p as usize)
             }
             None => Ok(()),
         }
@@ -187,7 +188,7 @@ impl<D: Decide> World<'_, D> {
         let input = Input::SplitAnswered {
             execution: self.id_of(e),
             epoch,
-            outcome: *outcome,
+            answer: *outcome,
         };
         self.input(p as usize, input)
     }

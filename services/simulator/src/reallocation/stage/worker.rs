@@ -115,7 +115,7 @@ impl Stage {
         self.step(Input::Ordered {
             execution,
             epoch,
-            outcome,
+            answer: outcome,
         });
         if self.jobs[n].state.parked.is_some() {
             self.obey(n);
