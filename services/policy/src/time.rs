@@ -21,7 +21,7 @@ impl Millis {
 }
 
 /// One moment on both clocks: durations by the monotonic one, stamps by the wall.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Now {
     /// For durations.
     pub mono: Millis,

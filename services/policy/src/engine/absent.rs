@@ -4,7 +4,7 @@
 
 use super::{Action, Policy};
 use crate::cluster::{NodeIx, Presence};
-use crate::time::{Millis, Now};
+use crate::time::Millis;
 
 /// Time between two reviews, in ms.
 const REVIEW_MS: u64 = 60_000;
@@ -12,7 +12,8 @@ const REVIEW_MS: u64 = 60_000;
 impl Policy {
     /// Has the broker forget absent nodes. Each replica forgets a node itself once its descriptor is
     /// deleted.
-    pub(super) fn look_at_absent(&mut self, now: Now, out: &mut Vec<Action>) {
+    pub(super) fn look_at_absent(&mut self) {
+        let now = self.now;
         if now.mono.since(self.absent_looked) < REVIEW_MS.min(self.config.forget_ms) {
             return;
         }
@@ -22,7 +23,7 @@ impl Policy {
         for ix in absent.into_iter().take(self.config.burst) {
             let node = self.cluster.node(ix);
             if self.speaks_for(&node.id) {
-                out.push(Action::Forget {
+                self.out.push(Action::Forget {
                     node: node.id.clone(),
                     instance: node.life,
                 });

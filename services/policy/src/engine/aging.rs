@@ -21,7 +21,7 @@ fn needs_any_of(e: &Execution, up_to: Sequence) -> bool {
 impl Policy {
     /// Messages up to this sequence will soon drop out of the stream. What live executions need of
     /// them is appended again, `burst` executions at a time.
-    pub(super) fn keep_aged(&mut self, up_to: Sequence, out: &mut Vec<Action>) {
+    pub(super) fn keep_aged(&mut self, up_to: Sequence) {
         if !self.loaded || !self.connected {
             return;
         }
@@ -32,7 +32,7 @@ impl Policy {
                 continue;
             };
             e.begin_append();
-            out.push(Action::Keep {
+            self.out.push(Action::Keep {
                 execution: id,
                 tenant: e.tenant.clone(),
                 expected: e.seq,

@@ -5,7 +5,6 @@ use fiec_schemas::{Event, ExecutionId, Phase, Sequence};
 use super::{Action, Policy};
 use crate::cluster::Stage;
 use crate::places::Claim;
-use crate::time::Now;
 
 /// Pause before the policy decides again after a reread that showed an older message than is known.
 const DECIDE_AGAIN_MS: u64 = 1_000;
@@ -15,13 +14,13 @@ const OLD_REREADS: u8 = 5;
 
 impl Policy {
     /// Appends one event with which an execution waits for nothing more: it ends, or is held.
-    pub(super) fn end_with(&mut self, id: ExecutionId, event: Event, out: &mut Vec<Action>) {
+    pub(super) fn end_with(&mut self, id: ExecutionId, event: Event) {
         self.stop_waiting(id);
         let Some(e) = self.cluster.execution_mut(id) else {
             return;
         };
         e.begin_append();
-        out.push(Action::Append {
+        self.out.push(Action::Append {
             execution: id,
             tenant: e.tenant.clone(),
             expected: e.seq,
@@ -31,14 +30,8 @@ impl Policy {
     }
 
     /// Handles a stored append of this service.
-    pub(super) fn appended(
-        &mut self,
-        now: Now,
-        id: ExecutionId,
-        seq: Sequence,
-        epoch: u64,
-        phase: &Phase,
-    ) {
+    pub(super) fn appended(&mut self, id: ExecutionId, seq: Sequence, epoch: u64, phase: &Phase) {
+        let now = self.now;
         // The feed may have been faster: a newer message is known, or the execution has ended.
         let Some(e) = self.cluster.execution(id) else {
             return;
@@ -56,7 +49,7 @@ impl Policy {
             Phase::Completed | Phase::Failed | Phase::Cancelled | Phase::Returned => {
                 self.note_end(id, phase.kind());
                 let orphan = self.spread.orphans.get(&id).map(|o| o.who.clone());
-                self.note_part_end(now, id, None, (phase.kind(), orphan.as_deref()));
+                self.note_part_end(id, None, (phase.kind(), orphan.as_deref()));
                 self.forget(id);
                 return;
             }
@@ -95,7 +88,7 @@ impl Policy {
                     }
                 }
                 self.stop_waiting(id);
-                self.note_gang(now, id);
+                self.note_gang(id);
                 let due = now.mono.plus(self.balance_check());
                 self.cluster.set_due(id, due);
             }
@@ -120,7 +113,8 @@ impl Policy {
     /// flight is still unknown. If it is stored, or another message is, the feed shows that. If
     /// not, the policy must decide again. Returns true if the last messages were removed: then the
     /// older one counts.
-    pub(super) fn doubt(&mut self, now: Now, id: ExecutionId) -> bool {
+    pub(super) fn doubt(&mut self, id: ExecutionId) -> bool {
+        let now = self.now;
         let e = self.cluster.execution_mut(id);
         let Some(e) = e.filter(|e| e.is_appending()) else {
             return false;

@@ -17,8 +17,8 @@ use std::sync::Arc;
 use fiec_schemas::scheduling::Rule;
 use fiec_schemas::{Cause, ExecutionId};
 
+use super::Policy;
 use super::bind::Placed;
-use super::{Action, Policy};
 use crate::cluster::{Execution, NodeIx, Order, Presence, Stage, Wanted};
 use crate::holds::room::KeptPlaces;
 use crate::placement::{self, Ask, Leaving};
@@ -73,16 +73,11 @@ fn waited_ms(now: Now, e: &Execution) -> u64 {
 
 impl Policy {
     /// Orders a park if the pause keeps memory, otherwise a yield without a destination.
-    pub(super) fn set_aside(
-        &mut self,
-        now: Now,
-        gives: GivesWay,
-        cause: Cause,
-        out: &mut Vec<Action>,
-    ) {
-        let kept = self.kept_of(now, gives);
+    pub(super) fn set_aside(&mut self, gives: GivesWay, cause: Cause) {
+        let _now = self.now;
+        let kept = self.kept_of(gives);
         let Cause::Preempted { rule, by, reason } = cause else {
-            return self.order_yield(now, gives.id, cause, out);
+            return self.order_yield(gives.id, cause);
         };
         let reason = match &kept {
             Some(kept) => format!("{reason}; {}", kept.in_words()),
@@ -90,19 +85,20 @@ impl Policy {
         };
         let cause = Cause::Preempted { rule, by, reason };
         let Some(keep) = kept.and_then(|kept| kept.keep) else {
-            return self.order_yield(now, gives.id, cause, out);
+            return self.order_yield(gives.id, cause);
         };
         let order = Order::new(Wanted::Park(keep), cause);
-        self.give_order(now, gives.id, order, None, out);
+        self.give_order(gives.id, order, None);
     }
 
     /// What its pause would keep. None if the execution cannot park.
-    fn kept_of(&self, now: Now, gives: GivesWay) -> Option<Kept> {
+    fn kept_of(&self, gives: GivesWay) -> Option<Kept> {
+        let now = self.now;
         if self.memory_presses(gives.node) {
             return None;
         }
         let expected_ms = gives.rest_ms.max(self.config.slice_ms);
-        let mut pause = self.pause_of(now, gives.id, expected_ms)?;
+        let mut pause = self.pause_of(gives.id, expected_ms)?;
         let to = self.cluster.execution(gives.to)?;
         let profile = to.profile;
         // The preempting execution needs host memory beside it.
@@ -131,7 +127,8 @@ impl Policy {
     }
 
     /// True if the execution can go on where it is parked. `gone`: as if this claim were free.
-    pub(super) fn fits_back(&self, now: Now, id: ExecutionId, gone: Option<Claim>) -> bool {
+    pub(super) fn fits_back(&self, id: ExecutionId, gone: Option<Claim>) -> bool {
+        let now = self.now;
         let Some(e) = self.cluster.execution(id) else {
             return false;
         };
@@ -161,7 +158,6 @@ impl Policy {
     /// Like [`Policy::fits_back`], and also respects the places that are reserved for a gang.
     pub(super) fn goes_on_here(
         &self,
-        now: Now,
         id: ExecutionId,
         gone: Option<Claim>,
         kept: &Option<Arc<KeptPlaces>>,
@@ -177,16 +173,12 @@ impl Policy {
         // The execution's own reserved device needs no place.
         let wants = e.device().filter(|_| e.takes() != e.claim);
         let keeps = kept.as_ref().is_some_and(|k| k.keeps((ix, wants), free));
-        !keeps && self.fits_back(now, id, gone)
+        !keeps && self.fits_back(id, gone)
     }
 
     /// Resumes a preempted execution whose turn has come: where it is parked, or elsewhere.
-    pub(super) fn resume_aside(
-        &mut self,
-        now: Now,
-        id: ExecutionId,
-        out: &mut Vec<Action>,
-    ) -> Placed {
+    pub(super) fn resume_aside(&mut self, id: ExecutionId) -> Placed {
+        let now = self.now;
         let Some(e) = self.cluster.execution(id) else {
             return Placed::Moot;
         };
@@ -201,8 +193,8 @@ impl Policy {
             return Placed::Deferred;
         }
         let kept = self.kept_from(id);
-        if self.goes_on_here(now, id, None, &kept) {
-            if self.defers(now, id, self.config.order_grace_ms) {
+        if self.goes_on_here(id, None, &kept) {
+            if self.defers(id, self.config.order_grace_ms) {
                 return Placed::Deferred;
             }
             let Some(e) = self.cluster.execution(id) else {
@@ -222,7 +214,7 @@ impl Policy {
                 claim,
                 ..Order::new(Wanted::Unpark, Cause::Unviable { reason })
             };
-            self.give_order(now, id, order, None, out);
+            self.give_order(id, order, None);
             return Placed::Yes;
         }
         let Some(e) = self.cluster.execution(id) else {
@@ -242,10 +234,10 @@ impl Policy {
         let Some(choice) = placement::choose(rankings, cluster, &self.config, now, &ask) else {
             return Placed::NoRoom;
         };
-        if self.defers(now, id, self.config.order_grace_ms) {
+        if self.defers(id, self.config.order_grace_ms) {
             return Placed::Deferred;
         }
-        self.order_yield_to(now, id, choice, Cause::Balance, None, out);
+        self.order_yield_to(id, choice, Cause::Balance, None);
         Placed::Yes
     }
 
@@ -255,13 +247,8 @@ impl Policy {
     }
 
     /// Reviews one parked, preempted execution.
-    pub(super) fn look_at_aside(
-        &mut self,
-        now: Now,
-        id: ExecutionId,
-        ix: NodeIx,
-        out: &mut Vec<Action>,
-    ) {
+    pub(super) fn look_at_aside(&mut self, id: ExecutionId, ix: NodeIx) {
+        let now = self.now;
         let Some(e) = self.cluster.execution(id) else {
             return;
         };
@@ -271,10 +258,10 @@ impl Policy {
         let waited = waited_ms(now, e);
         let cost = self.move_of(e, id);
         let (profile, deferred) = (e.profile, e.extra.as_ref().and_then(|x| x.deferred));
-        if self.give_up_aside(now, id, waited, out) {
+        if self.give_up_aside(id, waited) {
             return;
         }
-        let fits = self.fits_back(now, id, None);
+        let fits = self.fits_back(id, None);
         let ripe = as_f64(waited) >= cost && as_f64(waited) < cost + RIPE_MS;
         if !self.waiting.contains(id) || fits || ripe || deferred.is_some() {
             self.wait(id);
@@ -282,30 +269,21 @@ impl Policy {
         // The execution may fit here although its profile is blocked: on its own device, or in a
         // slot of a node that accepts no new executions.
         let blocked = self.share.sweep.blocked.contains(&profile);
-        if fits
-            && blocked
-            && !self.is_outranked(now, id)
-            && self.resume_aside(now, id, out) == Placed::Yes
-        {
+        if fits && blocked && !self.is_outranked(id) && self.resume_aside(id) == Placed::Yes {
             self.stop_waiting(id);
         }
     }
 
     /// Gives up what the park keeps if that costs more than a new start. Returns true if it did.
-    fn give_up_aside(
-        &mut self,
-        now: Now,
-        id: ExecutionId,
-        waited: u64,
-        out: &mut Vec<Action>,
-    ) -> bool {
+    fn give_up_aside(&mut self, id: ExecutionId, waited: u64) -> bool {
+        let _now = self.now;
         // A pause is expected to last as long again as it has lasted.
         let expected_ms = waited.max(self.config.slice_ms);
-        let Some(pause) = self.pause_of(now, id, expected_ms) else {
+        let Some(pause) = self.pause_of(id, expected_ms) else {
             return false;
         };
         let kept = pause::choose(&pause);
-        if kept.keep.is_some() || self.defers(now, id, self.config.order_grace_ms) {
+        if kept.keep.is_some() || self.defers(id, self.config.order_grace_ms) {
             return false;
         }
         let why = self.cluster.execution(id).and_then(|e| e.extra.as_ref());
@@ -321,7 +299,7 @@ impl Policy {
                 kept.in_words()
             ),
         };
-        self.order_yield(now, id, cause, out);
+        self.order_yield(id, cause);
         self.stop_waiting(id);
         true
     }

@@ -87,6 +87,13 @@ impl Policy {
         out: &mut Vec<Action>,
     ) -> Submitted {
         self.begin_step(now);
+        let answer = self.take_in(new, may_hold);
+        out.append(&mut self.out);
+        answer
+    }
+
+    fn take_in(&mut self, new: NewExecution<'_>, may_hold: bool) -> Submitted {
+        let now = self.now;
         let NewExecution {
             execution: id,
             tenant,
@@ -99,13 +106,13 @@ impl Policy {
         }
         if self.dirty || self.cluster.freed {
             // Waiting executions have the first claim on free room.
-            self.act(now, out);
+            self.serve_waiting();
         }
-        let profile = self.acquire_spec(now, spec);
+        let profile = self.acquire_spec(spec);
         // An execution that waits for others, or needs a reservation, is bound in a later step.
         let hold = HoldSpec::of(spec);
         if self.begins_held(tenant, hold.as_ref()) {
-            self.insert_new(now, id, tenant, profile, submitted_at);
+            self.insert_new(id, tenant, profile, submitted_at);
             self.take_holds(id, tenant, hold, false);
             return Submitted::Append(vec![Event::Submitted]);
         }
@@ -119,7 +126,7 @@ impl Policy {
         // preemption can see them.
         let profile_of = self.cluster.profiles.get(profile);
         let on_host = profile_of.is_some_and(|p| p.requires.device.is_none());
-        if choice.is_none() && may_hold && on_host && self.is_only_full(now, profile) {
+        if choice.is_none() && may_hold && on_host && self.is_only_full(profile) {
             self.cluster.profiles.release(profile);
             return Submitted::Hold;
         }
@@ -135,7 +142,7 @@ impl Policy {
                 stage = Stage::Bound(node, at);
             }
         }
-        self.insert_new(now, id, tenant, profile, submitted_at);
+        self.insert_new(id, tenant, profile, submitted_at);
         self.take_holds(id, tenant, hold, false);
         if let Stage::Bound(..) = stage {
             self.cluster.set_stage(id, stage, claim, now.mono);
@@ -146,12 +153,12 @@ impl Policy {
     /// Inserts a new execution: pending, with its first append in flight.
     fn insert_new(
         &mut self,
-        now: Now,
         id: ExecutionId,
         tenant: &Tenant,
         profile: ProfileIx,
         submitted_at: Timestamp,
     ) {
+        let now = self.now;
         let mut new = Execution {
             tenant: tenant.clone(),
             seq: 0,
@@ -194,13 +201,15 @@ impl Policy {
     }
 
     /// True if only its capacity keeps a node from taking the profile.
-    pub(super) fn is_only_full(&mut self, now: Now, profile: ProfileIx) -> bool {
+    pub(super) fn is_only_full(&mut self, profile: ProfileIx) -> bool {
+        let now = self.now;
         let (cluster, config) = (&self.cluster, &self.config);
         placement::would_take_with_room(&mut self.rankings, cluster, config, now, profile)
     }
 
     /// Time at which the first avoided node may be tried again; 0 if none is avoided.
-    pub(super) fn next_chance(&self, now: Now, id: ExecutionId) -> Millis {
+    pub(super) fn next_chance(&self, id: ExecutionId) -> Millis {
+        let now = self.now;
         let avoided = self
             .cluster
             .execution(id)
@@ -209,32 +218,28 @@ impl Policy {
         later.min().unwrap_or(Millis(0))
     }
 
-    pub(super) fn bind_waiting(
-        &mut self,
-        now: Now,
-        id: ExecutionId,
-        out: &mut Vec<Action>,
-    ) -> Placed {
+    pub(super) fn bind_waiting(&mut self, id: ExecutionId) -> Placed {
+        let now = self.now;
         let Some(e) = self.cluster.execution(id) else {
             return Placed::Moot;
         };
         if e.is_appending() {
             return Placed::Moot;
         }
-        if e.stage == Stage::Pending && self.is_late(now, id) {
-            return self.let_fail(now, id, out);
+        if e.stage == Stage::Pending && self.is_late(id) {
+            return self.let_fail(id);
         }
-        if let Some(until) = self.steps_back_for(now, e) {
+        if let Some(until) = self.steps_back_for(e) {
             self.cluster.set_due(id, until);
             return Placed::Deferred;
         }
         let known = e.extra.as_ref().and_then(|x| x.cause.clone());
         let stage = e.stage;
         match stage {
-            Stage::Pending => self.rebind(now, id, known.unwrap_or(Cause::Initial), None, out),
+            Stage::Pending => self.rebind(id, known.unwrap_or(Cause::Initial), None),
             Stage::Bound(node, _) | Stage::Started(node, _) => match self.loss(now, id) {
-                Some(cause) => self.rebind(now, id, cause, Some(node), out),
-                None if matches!(stage, Stage::Started(..)) => self.resume_aside(now, id, out),
+                Some(cause) => self.rebind(id, cause, Some(node)),
+                None if matches!(stage, Stage::Started(..)) => self.resume_aside(id),
                 None => {
                     // Its node has returned, perhaps without the capsule. The binding is reviewed
                     // as usual.
@@ -275,19 +280,18 @@ impl Policy {
     /// Binds an execution by an append of this service.
     pub(super) fn rebind(
         &mut self,
-        now: Now,
         id: ExecutionId,
         cause: Cause,
         leaving: Option<NodeIx>,
-        out: &mut Vec<Action>,
     ) -> Placed {
+        let now = self.now;
         let Some(e) = self.cluster.execution(id) else {
             return Placed::Moot;
         };
         if e.is_appending() {
             return Placed::Moot;
         }
-        if self.carry_out_request(now, id, &cause, out) {
+        if self.carry_out_request(id, &cause) {
             return Placed::Yes;
         }
         let Some(e) = self.cluster.execution(id) else {
@@ -299,7 +303,7 @@ impl Policy {
         if e.stage == Stage::Pending && !self.may_wait(id) {
             return Placed::Moot;
         }
-        if self.hold_if_deadly(now, id, &cause, out) {
+        if self.hold_if_deadly(id, &cause) {
             return Placed::Yes;
         }
         let apart = self.apart_from(now, id);
@@ -327,15 +331,16 @@ impl Policy {
         else {
             return Placed::NoRoom;
         };
-        if self.defers(now, id, self.config.grace_ms) {
+        if self.defers(id, self.config.grace_ms) {
             return Placed::Deferred;
         }
-        self.append_bound(now, id, choice, cause, None, out);
+        self.append_bound(id, choice, cause, None);
         Placed::Yes
     }
 
     /// True while this replica leaves an execution to the preferred one.
-    pub(super) fn defers(&mut self, now: Now, id: ExecutionId, grace_ms: u64) -> bool {
+    pub(super) fn defers(&mut self, id: ExecutionId, grace_ms: u64) -> bool {
+        let now = self.now;
         if self.is_mine(id) {
             return false;
         }
@@ -352,20 +357,19 @@ impl Policy {
 
     pub(super) fn append_bound(
         &mut self,
-        now: Now,
         id: ExecutionId,
         choice: Choice,
         cause: Cause,
         ticket: Option<Ticket>,
-        out: &mut Vec<Action>,
     ) {
+        let now = self.now;
         let Some(e) = self.cluster.execution(id) else {
             return;
         };
         if e.stage == Stage::Pending && !self.is_admitted(id) {
             if let Some(ticket) = ticket {
                 let words = self.held_in_words(id).unwrap_or_default();
-                out.push(Action::Refuse {
+                self.out.push(Action::Refuse {
                     ticket,
                     refusal: YieldRefusal::Held(words),
                 });
@@ -390,7 +394,7 @@ impl Policy {
                 extra.missing = None;
             }
         }
-        out.push(Action::Append {
+        self.out.push(Action::Append {
             execution: id,
             tenant,
             expected,
@@ -404,11 +408,12 @@ impl Policy {
         self.config.balance_ms.min(self.config.take_ms)
     }
 
-    pub(super) fn look_at_execution(&mut self, now: Now, id: ExecutionId, out: &mut Vec<Action>) {
+    pub(super) fn look_at_execution(&mut self, id: ExecutionId) {
+        let now = self.now;
         let Some(e) = self.cluster.execution(id) else {
             return;
         };
-        if e.is_appending() || self.obey_change(now, id, out) {
+        if e.is_appending() || self.obey_change(id) {
             return;
         }
         let Some(e) = self.cluster.execution(id) else {
@@ -416,18 +421,18 @@ impl Policy {
         };
         match e.stage {
             Stage::Pending => {
-                self.cluster.set_due(id, self.next_chance(now, id));
+                self.cluster.set_due(id, self.next_chance(id));
                 self.wait(id);
             }
             Stage::Paused | Stage::Held | Stage::Verifying => {}
-            Stage::Bound(ix, _) => self.sweep_bound(now, id, ix, out),
-            Stage::Started(ix, _) if e.is_orphan() => self.bind_orphan(now, id, ix, out),
+            Stage::Bound(ix, _) => self.sweep_bound(id, ix),
+            Stage::Started(ix, _) if e.is_orphan() => self.bind_orphan(id, ix),
             Stage::Started(..) => {
                 if !e.long && now.mono.since(e.since) >= self.config.horizon_ms {
                     self.cluster.mark_long(id);
                 }
-                if !self.look_at_wish(now, id, out) {
-                    self.repeat_order(now, id, out);
+                if !self.look_at_wish(id) {
+                    self.repeat_order(id);
                 }
             }
         }
@@ -435,14 +440,15 @@ impl Policy {
 
     /// Handles a binding that has not started: balance it, send its capsule again, or bind it
     /// elsewhere.
-    fn sweep_bound(&mut self, now: Now, id: ExecutionId, ix: NodeIx, out: &mut Vec<Action>) {
+    fn sweep_bound(&mut self, id: ExecutionId, ix: NodeIx) {
+        let now = self.now;
         if let Some(cause) = self.loss(now, id) {
-            if self.rebind(now, id, cause, Some(ix), out) == Placed::NoRoom {
+            if self.rebind(id, cause, Some(ix)) == Placed::NoRoom {
                 self.wait(id);
             }
             return;
         }
-        if !self.holds.gangs.is_empty() && self.wait_for_gang(now, id, out) {
+        if !self.holds.gangs.is_empty() && self.wait_for_gang(id) {
             return;
         }
         let Some(e) = self.cluster.execution(id) else {
@@ -464,7 +470,7 @@ impl Policy {
         let stuck = has_slots && node.long >= node.slots();
         let again = now.mono.plus(self.balance_check());
         if stuck && waited >= self.config.balance_ms {
-            match self.rebind(now, id, Cause::Balance, Some(ix), out) {
+            match self.rebind(id, Cause::Balance, Some(ix)) {
                 Placed::Yes | Placed::Deferred => return,
                 Placed::NoRoom | Placed::Moot => {}
             }
@@ -475,7 +481,7 @@ impl Policy {
             self.config.take_ms
         };
         if late >= limit.saturating_mul(u64::from(resent) + 1) {
-            if self.defers(now, id, self.config.grace_ms) {
+            if self.defers(id, self.config.grace_ms) {
                 return;
             }
             let reason = match arrived {
@@ -491,14 +497,14 @@ impl Policy {
                     reason,
                     fault: None,
                 })
-                && self.rebind(now, id, cause, Some(ix), out) == Placed::Yes
+                && self.rebind(id, cause, Some(ix)) == Placed::Yes
             {
                 return;
             }
             if let Some(e) = self.cluster.execution_mut(id) {
                 e.extra().resent = resent.saturating_add(1);
             }
-            self.send_capsule(id, out);
+            self.send_capsule(id);
         }
         self.cluster.set_due(id, again);
     }

@@ -8,7 +8,7 @@
 
 use fiec_schemas::{Cause, Event, ExecutionId, Fault};
 
-use super::{Action, Policy};
+use super::Policy;
 use crate::cluster::{Execution, NodeIx, Stage};
 use crate::time::Now;
 
@@ -45,13 +45,8 @@ impl Policy {
 
     /// Holds an execution instead of binding it again if too many workers have ended while they
     /// computed it. Returns true if it does.
-    pub(super) fn hold_if_deadly(
-        &mut self,
-        now: Now,
-        id: ExecutionId,
-        cause: &Cause,
-        out: &mut Vec<Action>,
-    ) -> bool {
+    pub(super) fn hold_if_deadly(&mut self, id: ExecutionId, cause: &Cause) -> bool {
+        let _now = self.now;
         let limit = self.config.deadly_workers as usize;
         let Some(e) = self.cluster.execution(id) else {
             return false;
@@ -67,7 +62,7 @@ impl Policy {
             self.suspect_after(id, count);
             return false;
         }
-        if self.defers(now, id, self.config.grace_ms) {
+        if self.defers(id, self.config.grace_ms) {
             return true;
         }
         let Some(e) = self.cluster.execution(id) else {
@@ -96,7 +91,7 @@ impl Policy {
                 fault,
             },
         };
-        self.end_with(id, event, out);
+        self.end_with(id, event);
         true
     }
 }

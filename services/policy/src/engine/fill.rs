@@ -8,14 +8,14 @@
 use fiec_schemas::{Cause, ExecutionId};
 
 use super::bind::Placed;
-use super::{Action, Policy, aside};
+use super::{Policy, aside};
 use crate::cluster::{Execution, Stage};
 use crate::placement::{self, Ask};
 use crate::profile::ProfileIx;
 use crate::share::order::{self, Discipline};
 use crate::share::queue::{Cursor, LaneKey, Sweep, Waiter};
 use crate::share::tenants::TenantIx;
-use crate::time::{Millis, Now};
+use crate::time::Millis;
 
 /// Lanes of one effective priority, with their tenants' shares and cursors.
 struct Level {
@@ -36,7 +36,7 @@ impl Level {
 impl Policy {
     /// Queues an execution for a binding.
     pub(super) fn wait(&mut self, id: ExecutionId) {
-        let now = self.share.now;
+        let now = self.now;
         if !self.may_wait(id) {
             return;
         }
@@ -51,7 +51,7 @@ impl Policy {
 
     /// The queue entry that an execution has or would have.
     pub(super) fn waiter_of(&self, id: ExecutionId) -> Option<Waiter> {
-        let now = self.share.now;
+        let now = self.now;
         let e = self.cluster.execution(id)?;
         let profile = self.cluster.profiles.get(e.profile)?;
         let attained = e.attained_ms(now.mono);
@@ -144,7 +144,8 @@ impl Policy {
 
     /// Binds waiting executions in order, as far as there is room. If the only change is a new
     /// waiting execution, those that found no place before are not tried again.
-    pub(super) fn fill(&mut self, now: Now, out: &mut Vec<Action>) {
+    pub(super) fn fill(&mut self) {
+        let now = self.now;
         if self.dirty {
             self.share.sweep = Sweep::default();
         }
@@ -152,7 +153,7 @@ impl Policy {
         self.waiting.age(&self.config, now.mono);
         let mut budget = self.config.burst;
         let mut looks = 4 * self.config.burst;
-        self.keep_promises(now, &mut budget, out);
+        self.keep_promises(&mut budget);
         let mut sweep = std::mem::take(&mut self.share.sweep);
         for mut level in self.levels() {
             while let Some(at) = level.first() {
@@ -172,14 +173,14 @@ impl Policy {
                     return;
                 }
                 looks -= 1;
-                match self.bind_waiting(now, id, out) {
+                match self.bind_waiting(id) {
                     Placed::Yes => {
                         budget -= 1;
                         self.stop_waiting(id);
                         level.lanes[at].0 = self.share_of(lane.1);
                     }
                     Placed::Moot => self.stop_waiting(id),
-                    Placed::NoRoom if self.is_plain(id) || !self.is_open(now, profile) => {
+                    Placed::NoRoom if self.is_plain(id) || !self.is_open(profile) => {
                         sweep.blocked.insert(profile);
                     }
                     Placed::NoRoom | Placed::Deferred => {
@@ -201,13 +202,15 @@ impl Policy {
 
     /// True if an execution of this profile finds a place. The places of an execution with a
     /// history of its own are a subset.
-    fn is_open(&mut self, now: Now, profile: ProfileIx) -> bool {
+    fn is_open(&mut self, profile: ProfileIx) -> bool {
+        let now = self.now;
         let (rankings, ask) = (&mut self.rankings, Ask::new(profile, &[]));
         placement::choose(rankings, &self.cluster, &self.config, now, &ask).is_some()
     }
 
     /// Binds executions first for which others were preempted.
-    fn keep_promises(&mut self, now: Now, budget: &mut usize, out: &mut Vec<Action>) {
+    fn keep_promises(&mut self, budget: &mut usize) {
+        let now = self.now;
         let promised: Vec<_> = self
             .share
             .promised
@@ -219,7 +222,7 @@ impl Policy {
             if !self.waiting.contains(id) || over {
                 self.share.promised.remove(&id);
             } else if *budget > 0 {
-                match self.bind_waiting(now, id, out) {
+                match self.bind_waiting(id) {
                     Placed::Yes => {
                         *budget -= 1;
                         self.stop_waiting(id);
@@ -236,7 +239,8 @@ impl Policy {
     }
 
     /// Until when a preempted execution leaves its place to the execution that took it.
-    pub(super) fn steps_back_for(&self, now: Now, e: &Execution) -> Option<Millis> {
+    pub(super) fn steps_back_for(&self, e: &Execution) -> Option<Millis> {
+        let now = self.now;
         let extra = e.extra.as_ref()?;
         let (cause, since) = match (e.stage, e.parked()) {
             (Stage::Pending, _) => (extra.cause.as_ref()?, e.since),

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use fiec_schemas::{ExecutionId, Tenant, Timestamp};
 
+use super::Policy;
 use super::victims::Victim;
-use super::{Action, Policy};
 use crate::cluster::Stage;
 use crate::holds::GangKey;
 use crate::holds::first::{First, Passes, Turn};
@@ -26,7 +26,8 @@ const TRIES: usize = 4;
 
 impl Policy {
     /// Chooses the leading gang, and whether free places are reserved for it.
-    pub(super) fn look_at_first(&mut self, now: Now) {
+    pub(super) fn look_at_first(&mut self) {
+        let now = self.now;
         if self.holds.gangs.is_empty() {
             self.drop_first();
             return;
@@ -44,14 +45,14 @@ impl Policy {
         if gone {
             self.holds.first_from = 0;
         }
-        let mut waiting = self.waiting_gangs(now);
+        let mut waiting = self.waiting_gangs();
         waiting.sort_by(|a, b| a.turn.order(&b.turn));
         let (from, count) = (self.look_from(&waiting), waiting.len());
         let found = waiting
             .into_iter()
             .skip(from)
             .take(TRIES)
-            .find_map(|gang| self.with_places(now, gang));
+            .find_map(|gang| self.with_places(gang));
         // If none of these gangs can ever have room, the next round checks the ones after them.
         self.holds.first_from = match &found {
             Some(_) => from,
@@ -63,7 +64,7 @@ impl Policy {
             Box::new(first)
         });
         let before = std::mem::replace(&mut self.holds.first, found);
-        self.look_again_at_waiting(now, before.as_deref());
+        self.look_again_at_waiting(before.as_deref());
     }
 
     /// Index of the first gang to check, in order of turn. The current leading gang stays within
@@ -79,7 +80,8 @@ impl Policy {
     }
 
     /// Marks the policy dirty if places that were reserved for a gang are free for others now.
-    fn look_again_at_waiting(&mut self, now: Now, before: Option<&First>) {
+    fn look_again_at_waiting(&mut self, before: Option<&First>) {
+        let now = self.now;
         let first = self.holds.first.as_deref().filter(|first| first.keeps);
         // A moment in the past counts as none.
         let ends = first.and_then(|first| first.ends.filter(|at| *at > now.mono));
@@ -108,7 +110,8 @@ impl Policy {
     }
 
     /// Complete gangs whose members are all ready and reserved: only places are missing.
-    fn waiting_gangs(&mut self, now: Now) -> Vec<First> {
+    fn waiting_gangs(&mut self) -> Vec<First> {
+        let now = self.now;
         let keys: Vec<GangKey> = self.holds.gangs.keys().cloned().collect();
         let mut found = Vec::new();
         for key in keys {
@@ -198,7 +201,7 @@ impl Policy {
             share: self.share_of(waiter.tenant),
             rank: waiter.rank,
         };
-        self.kept_from_turn(first, turn, e.profile, e.attained_ms(self.share.now.mono))
+        self.kept_from_turn(first, turn, e.profile, e.attained_ms(self.now.mono))
     }
 
     /// The same for an execution that is just being submitted.
@@ -248,17 +251,13 @@ impl Policy {
             gives_way_ms: (self.config.preempt && by_priority)
                 .then(|| residency_ms(&self.config, mean)),
         };
-        let pass = first.lets_pass(self.share.now.mono, passes);
+        let pass = first.lets_pass(self.now.mono, passes);
         (!pass).then(|| Arc::clone(&first.places))
     }
 
     /// Preempts executions for the leading gang: one for each missing place, or none at all.
-    pub(super) fn preempt_for_gang(
-        &mut self,
-        now: Now,
-        victims: &mut Vec<Victim>,
-        out: &mut Vec<Action>,
-    ) {
+    pub(super) fn preempt_for_gang(&mut self, victims: &mut Vec<Victim>) {
+        let now = self.now;
         let Some(first) = self.holds.first.as_deref() else {
             return;
         };
@@ -275,11 +274,11 @@ impl Policy {
         let mut left: Vec<Victim> = std::mem::take(victims);
         for id in free {
             let waiter = self.waiter_of(id);
-            let contender = waiter.and_then(|w| self.contender(now, id, w, first_effective(self)));
+            let contender = waiter.and_then(|w| self.contender(id, w, first_effective(self)));
             let Some(contender) = contender else {
                 break;
             };
-            let Some(chose) = self.choose_victim(now, &contender, &left) else {
+            let Some(chose) = self.choose_victim(&contender, &left) else {
                 break;
             };
             let reason = self.reason(&contender, &chose, &left);
@@ -292,7 +291,7 @@ impl Policy {
         for (contender, victim, rule, reason) in chosen {
             if enough {
                 let reason = format!("{reason}; for the gang {} of {}", key.1, members.len());
-                self.give_way(now, victim, &contender, rule, reason, out);
+                self.give_way(victim, &contender, rule, reason);
             } else {
                 self.share.asking.remove(&contender.id);
                 left.push(victim);

@@ -12,7 +12,7 @@ use super::{Action, Policy};
 use crate::cluster::{Execution, Stage};
 use crate::holds::Seen;
 use crate::holds::reserve::Change;
-use crate::time::{Millis, Now};
+use crate::time::Millis;
 
 /// True if an append of the replica before could still bind the execution under its reservation.
 fn may_be_bound(e: &Execution, entry: &Reservation) -> bool {
@@ -31,7 +31,8 @@ impl Policy {
     }
 
     /// Result of a look at the ledger of a reservation's execution.
-    pub(super) fn orphan_seen(&mut self, now: Now, id: ExecutionId, seen: Seen) {
+    pub(super) fn orphan_seen(&mut self, id: ExecutionId, seen: Seen) {
+        let now = self.now;
         if seen == Seen::Lives || self.knows(id) {
             return;
         }
@@ -44,13 +45,8 @@ impl Policy {
     }
 
     /// Frees what is due. What was taken over is fenced first.
-    pub(super) fn plan_freeing(
-        &mut self,
-        now: Now,
-        tenant: &Tenant,
-        change: &mut Change,
-        out: &mut Vec<Action>,
-    ) {
+    pub(super) fn plan_freeing(&mut self, tenant: &Tenant, change: &mut Change) {
+        let now = self.now;
         let Some(table) = self.holds.tables.get(tenant) else {
             return;
         };
@@ -72,7 +68,7 @@ impl Policy {
             if needed || (live.is_some() && entry.by != self.seed) {
                 settled.push(*id);
             } else if entry.by == self.seed
-                || self.is_gone(now, entry)
+                || self.is_gone(entry)
                 || *at != Millis(0) && now.mono.since(*at) >= self.config.reserve_ms
             {
                 change.free.push((*id, entry.by));
@@ -86,17 +82,17 @@ impl Policy {
             }
         }
         for id in unfenced {
-            self.fence(id, out);
+            self.fence(id);
         }
     }
 
     /// Appends a message without events, so that an append of the gone replica must fail.
-    fn fence(&mut self, id: ExecutionId, out: &mut Vec<Action>) {
+    fn fence(&mut self, id: ExecutionId) {
         let Some(e) = self.cluster.execution_mut(id).filter(|e| !e.is_appending()) else {
             return;
         };
         e.begin_append();
-        out.push(Action::Append {
+        self.out.push(Action::Append {
             execution: id,
             tenant: e.tenant.clone(),
             expected: e.seq,
@@ -107,14 +103,16 @@ impl Policy {
 
     /// True for a reservation whose owner is gone. Shortly after this replica's start it is false:
     /// the owner may not have been heard yet.
-    pub(super) fn is_gone(&self, now: Now, entry: &Reservation) -> bool {
+    pub(super) fn is_gone(&self, entry: &Reservation) -> bool {
+        let now = self.now;
         let young = now.mono.since(self.holds.began) < 2 * self.config.replica_ms;
         !young && !self.replicas.is_present(entry.by)
     }
 
     /// Takes over a gone owner's reservations for live executions. If the preferred replica does
     /// not, this one does after a grace period.
-    pub(super) fn plan_taking(&mut self, now: Now, tenant: &Tenant, change: &mut Change) {
+    pub(super) fn plan_taking(&mut self, tenant: &Tenant, change: &mut Change) {
+        let now = self.now;
         let Some(table) = self.holds.tables.get(tenant) else {
             return;
         };
@@ -125,7 +123,7 @@ impl Policy {
             let Some(e) = self.cluster.execution(*id) else {
                 continue;
             };
-            if !self.is_gone(now, entry) {
+            if !self.is_gone(entry) {
                 continue;
             }
             let mine = match entry.gang {

@@ -18,7 +18,7 @@ use super::{Action, Policy};
 use crate::cluster::Stage;
 use crate::holds::GangKey;
 use crate::placement::{self, Ask};
-use crate::time::{Millis, Now};
+use crate::time::Millis;
 
 /// Key by which replicas agree who places gangs.
 const PLACER: &[u8] = b"gangs";
@@ -86,7 +86,8 @@ impl Policy {
     }
 
     /// Notes that a member was bound, has started, or waits again.
-    pub(super) fn note_gang(&mut self, now: Now, id: ExecutionId) {
+    pub(super) fn note_gang(&mut self, id: ExecutionId) {
+        let now = self.now;
         if self.holds.gangs.is_empty() {
             return;
         }
@@ -156,21 +157,22 @@ impl Policy {
         free && e.is_some_and(|e| e.stage == Stage::Pending && !e.is_appending())
     }
 
-    pub(super) fn act_on_gangs(&mut self, now: Now, out: &mut Vec<Action>) {
+    pub(super) fn act_on_gangs(&mut self) {
         for key in std::mem::take(&mut self.holds.gangs_due) {
-            if self.act_on_gang(now, &key, out) {
+            if self.act_on_gang(&key) {
                 self.holds.gangs_due.insert(key);
             }
         }
     }
 
     /// Returns true if the gang needs another look without a further event.
-    fn act_on_gang(&mut self, now: Now, key: &GangKey, out: &mut Vec<Action>) -> bool {
+    fn act_on_gang(&mut self, key: &GangKey) -> bool {
+        let now = self.now;
         let Some(gang) = self.holds.gangs.get(key) else {
             return false;
         };
         if gang.begun.is_some() {
-            return self.keep_together(now, key, out);
+            return self.keep_together(key);
         }
         let Some(members) = gang.complete() else {
             return false;
@@ -188,7 +190,7 @@ impl Policy {
             // The replica that bound them sends the capsules. If it is gone, the sweep of each
             // member does.
             if !sent && members.iter().all(|id| self.is_admitted(*id)) {
-                members.iter().for_each(|id| self.send_capsule(*id, out));
+                members.iter().for_each(|id| self.send_capsule(*id));
             }
             if let Some(gang) = self.holds.gangs.get_mut(key) {
                 gang.sent = true;
@@ -213,7 +215,7 @@ impl Policy {
             admitted &= self.admit(*id);
         }
         if admitted {
-            let lacking = self.place_gang(now, &members, out);
+            let lacking = self.place_gang(&members);
             if let Some(gang) = self.holds.gangs.get_mut(key) {
                 if !lacking.is_empty() {
                     gang.retry_at = now.mono.plus(AGAIN_MS);
@@ -225,18 +227,14 @@ impl Policy {
     }
 
     /// Places all members or none. Returns the members without a place.
-    fn place_gang(
-        &mut self,
-        now: Now,
-        members: &[ExecutionId],
-        out: &mut Vec<Action>,
-    ) -> Vec<ExecutionId> {
+    fn place_gang(&mut self, members: &[ExecutionId]) -> Vec<ExecutionId> {
+        let now = self.now;
         for id in members {
-            if self.hold_if_deadly(now, *id, &Cause::Initial, out) {
+            if self.hold_if_deadly(*id, &Cause::Initial) {
                 return vec![*id];
             }
         }
-        let (before, mut placed, mut lacking) = (out.len(), Vec::new(), Vec::new());
+        let (before, mut placed, mut lacking) = (self.out.len(), Vec::new(), Vec::new());
         for id in members {
             let Some(e) = self.cluster.execution(*id) else {
                 lacking.push(*id);
@@ -250,7 +248,7 @@ impl Policy {
                 },
             };
             let known = e.extra.as_ref().and_then(|x| x.cause.clone());
-            let (mark, cause) = (out.len(), known.unwrap_or(cause));
+            let (mark, cause) = (self.out.len(), known.unwrap_or(cause));
             let kept = self.kept_from(*id);
             let apart = self.apart_from(now, *id);
             let ask = Ask {
@@ -264,9 +262,9 @@ impl Policy {
             let (rankings, cluster) = (&mut self.rankings, &self.cluster);
             let choice = placement::choose(rankings, cluster, &self.config, now, &ask);
             if let Some(choice) = choice {
-                self.append_bound(now, *id, choice, cause, None, out);
+                self.append_bound(*id, choice, cause, None);
             }
-            if out.len() == mark {
+            if self.out.len() == mark {
                 // The other members are tried as well: preemption needs to know exactly which ones
                 // lack a place.
                 lacking.push(*id);
@@ -277,7 +275,7 @@ impl Policy {
         if lacking.is_empty() {
             return lacking;
         }
-        out.truncate(before);
+        self.out.truncate(before);
         for id in placed {
             self.cluster.take_back(id);
         }
@@ -286,12 +284,8 @@ impl Policy {
 
     /// Handles a bound member of a gang that is not fully bound: reviews it again, and gives it
     /// back after a timeout. Returns false if the gang is fully bound.
-    pub(super) fn wait_for_gang(
-        &mut self,
-        now: Now,
-        id: ExecutionId,
-        out: &mut Vec<Action>,
-    ) -> bool {
+    pub(super) fn wait_for_gang(&mut self, id: ExecutionId) -> bool {
+        let now = self.now;
         let Some(key) = self.gang_of(id) else {
             return false;
         };
@@ -310,7 +304,7 @@ impl Policy {
         };
         let limit = self.config.gang_ms;
         let waited = now.mono.since(e.since);
-        if waited < limit || self.defers(now, id, self.config.grace_ms) {
+        if waited < limit || self.defers(id, self.config.grace_ms) {
             let again = now.mono.plus(limit.saturating_sub(waited).max(AGAIN_MS));
             self.cluster.set_due(id, again);
             return true;
@@ -323,7 +317,7 @@ impl Policy {
             return true;
         };
         e.begin_append();
-        out.push(Action::Append {
+        self.out.push(Action::Append {
             execution: id,
             tenant: e.tenant.clone(),
             expected: e.seq,
@@ -341,7 +335,8 @@ impl Policy {
     }
 
     /// Handles a gang that has begun with a member that finds no place: the started members yield.
-    fn keep_together(&mut self, now: Now, key: &GangKey, out: &mut Vec<Action>) -> bool {
+    fn keep_together(&mut self, key: &GangKey) -> bool {
+        let now = self.now;
         let Some(gang) = self.holds.gangs.get(key) else {
             return false;
         };
@@ -401,7 +396,7 @@ impl Policy {
             let Stage::Started(ix, _) = e.stage else {
                 continue;
             };
-            out.push(Action::Control {
+            self.out.push(Action::Control {
                 node: self.cluster.node(ix).id.clone(),
                 request: ControlRequest::Yield {
                     execution: id,

@@ -15,7 +15,7 @@ use crate::execution::Avoided;
 use crate::placement::{self, Ask};
 use crate::share::regret::move_ms;
 use crate::spread::{self, Asked, Splittable, Stay};
-use crate::time::{Millis, Now};
+use crate::time::Millis;
 
 /// Most members in one round.
 const WINDOW: usize = 256;
@@ -24,7 +24,7 @@ const PROFILES: usize = 16;
 
 impl Policy {
     /// Reviews the next roots of spread ranges.
-    pub(super) fn grow(&mut self, now: Now, out: &mut Vec<Action>) {
+    pub(super) fn grow(&mut self) {
         let from = self.spread.next.map_or(Bound::Unbounded, Bound::Included);
         let mut members = self.spread.members.range((from, Bound::Unbounded));
         let some: Vec<_> = members.by_ref().take(WINDOW).map(|(id, _)| *id).collect();
@@ -32,14 +32,15 @@ impl Policy {
         for id in some {
             let whole = self.spread.root_of(id) == id;
             if whole && self.is_mine(id) && !self.spread.orphans.contains_key(&id) {
-                self.grow_one(now, id, out);
+                self.grow_one(id);
             }
         }
     }
 
-    fn grow_one(&mut self, now: Now, root: ExecutionId, out: &mut Vec<Action>) {
-        self.settle_order(now, root);
-        let weighed = self.weigh(now, root);
+    fn grow_one(&mut self, root: ExecutionId) {
+        let now = self.now;
+        self.settle_order(root);
+        let weighed = self.weigh(root);
         let growth = self.spread.growth.entry(root).or_default();
         let one = match weighed {
             Ok(one) => one,
@@ -74,7 +75,7 @@ impl Policy {
             refused: None,
         });
         growth.stays = Some(Stay::Asked(one.id));
-        out.push(Action::Control {
+        self.out.push(Action::Control {
             node: self.cluster.node(ix).id.clone(),
             request: ControlRequest::Split {
                 execution: one.id,
@@ -85,7 +86,8 @@ impl Policy {
     }
 
     /// Evaluates the result of the last order.
-    fn settle_order(&mut self, now: Now, root: ExecutionId) {
+    fn settle_order(&mut self, root: ExecutionId) {
+        let now = self.now;
         let retry = self.config.order_retry_ms;
         let Some(growth) = self.spread.growth.get_mut(&root) else {
             return;
@@ -108,7 +110,8 @@ impl Policy {
     }
 
     /// Chooses the member that splits, or says why none does.
-    fn weigh(&mut self, now: Now, root: ExecutionId) -> Result<Splittable, Stay> {
+    fn weigh(&mut self, root: ExecutionId) -> Result<Splittable, Stay> {
+        let now = self.now;
         let growth = self.spread.growth.get(&root);
         if let Some(asked) = growth.and_then(|g| g.asked.as_ref()) {
             return Err(Stay::Asked(asked.execution));
@@ -129,20 +132,17 @@ impl Policy {
             self.no_room_since(root);
             return Err(Stay::Settling(id));
         }
-        let splittable: Vec<_> = live
-            .iter()
-            .filter_map(|id| self.splittable(now, *id))
-            .collect();
+        let splittable: Vec<_> = live.iter().filter_map(|id| self.splittable(*id)).collect();
         let (least, moves) = (self.config.spread_least_ms, self.config.spread_moves);
         let chosen = spread::choose(&splittable, least, moves)?;
-        if self.others_wait(now) {
+        if self.others_wait() {
             self.no_room_since(root);
             return Err(Stay::Others);
         }
         if let Some(denied) = self.denies_one_more(chosen.id) {
             return Err(Stay::Quota(denied));
         }
-        if !self.has_room(now, chosen.id, &live) {
+        if !self.has_room(chosen.id, &live) {
             self.no_room_since(root);
             return Err(Stay::NoRoom);
         }
@@ -167,7 +167,8 @@ impl Policy {
     }
 
     /// The remaining range of a member that could be split now.
-    fn splittable(&self, now: Now, id: ExecutionId) -> Option<Splittable> {
+    fn splittable(&self, id: ExecutionId) -> Option<Splittable> {
+        let now = self.now;
         let (e, member) = (self.cluster.execution(id)?, self.spread.members.get(&id)?);
         if !matches!(e.stage, Stage::Started(..)) {
             return None;
@@ -190,7 +191,8 @@ impl Policy {
     }
 
     /// True if another waiting execution has a place, or a gang gathers places.
-    fn others_wait(&mut self, now: Now) -> bool {
+    fn others_wait(&mut self) -> bool {
+        let now = self.now;
         if self.share.fresh {
             return true;
         }
@@ -216,7 +218,8 @@ impl Policy {
 
     /// True if one more execution like this finds a place: on a node without a member, or on any
     /// free device if the members run on devices.
-    fn has_room(&mut self, now: Now, like: ExecutionId, live: &[ExecutionId]) -> bool {
+    fn has_room(&mut self, like: ExecutionId, live: &[ExecutionId]) -> bool {
+        let now = self.now;
         let Some(e) = self.cluster.execution(like) else {
             return false;
         };

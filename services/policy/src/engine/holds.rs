@@ -7,7 +7,7 @@ use super::{Action, Policy};
 use crate::cluster::Stage;
 use crate::holds::{Awaited, Fate, Held, HoldSpec, Seen};
 use crate::profile::ProfileIx;
-use crate::time::{Millis, Now};
+use crate::time::Millis;
 
 /// Most ledgers that one round looks at.
 const LOOKS: usize = 256;
@@ -94,7 +94,8 @@ impl Policy {
     }
 
     /// Handles the result of a look at a ledger.
-    pub(super) fn looked_up(&mut self, now: Now, id: ExecutionId, seen: Seen) {
+    pub(super) fn looked_up(&mut self, id: ExecutionId, seen: Seen) {
+        let now = self.now;
         let wall = now.wall.millis();
         let old_ms = i64::try_from(self.config.vanished_ms).unwrap_or(i64::MAX);
         // Executions of one batch may get their ledgers a moment apart.
@@ -241,7 +242,7 @@ impl Policy {
             }
         }
         self.unreserved_in_words(id)
-            .or_else(|| self.kept_in_words(self.share.now, id))
+            .or_else(|| self.kept_in_words(self.now, id))
     }
 
     /// For people: what would let it be bound.
@@ -304,26 +305,28 @@ impl Policy {
     }
 
     /// Acts on changes of holds.
-    pub(super) fn act_on_holds(&mut self, now: Now, out: &mut Vec<Action>) {
+    pub(super) fn act_on_holds(&mut self) {
+        let now = self.now;
         if self.holds.is_idle() {
             return;
         }
-        self.look_at_first(now);
+        self.look_at_first();
         let sweep = now.mono.since(self.holds.swept) >= self.config.look_ms;
         if sweep {
             self.holds.swept = now.mono;
-            self.sweep_reservations(now);
+            self.sweep_reservations();
         }
         if !std::mem::take(&mut self.holds.due) && !sweep {
             return;
         }
-        self.look_at_ledgers(now, out);
-        self.fail_what_cannot_run(now, out);
-        self.act_on_gangs(now, out);
-        self.ask_for_reservations(now, out);
+        self.look_at_ledgers();
+        self.fail_what_cannot_run();
+        self.act_on_gangs();
+        self.ask_for_reservations();
     }
 
-    fn look_at_ledgers(&mut self, now: Now, out: &mut Vec<Action>) {
+    fn look_at_ledgers(&mut self) {
+        let now = self.now;
         let due = |at: &Millis| *at <= now.mono;
         let ids: Vec<_> = self
             .holds
@@ -350,7 +353,7 @@ impl Policy {
                 // Look again if no answer comes.
                 let again = now.mono.plus(10 * self.config.look_ms);
                 self.holds.look_at.insert(id, again);
-                out.push(Action::Lookup {
+                self.out.push(Action::Lookup {
                     execution: id,
                     tenant,
                 });
@@ -358,7 +361,8 @@ impl Policy {
         }
     }
 
-    fn fail_what_cannot_run(&mut self, now: Now, out: &mut Vec<Action>) {
+    fn fail_what_cannot_run(&mut self) {
+        let _now = self.now;
         let ids: Vec<_> = self.holds.failing.iter().copied().collect();
         for id in ids {
             let Some(e) = self.cluster.execution(id) else {
@@ -368,7 +372,7 @@ impl Policy {
             if e.is_appending() || !matches!(e.stage, Stage::Pending | Stage::Paused) {
                 continue;
             }
-            if self.defers(now, id, self.config.grace_ms) {
+            if self.defers(id, self.config.grace_ms) {
                 self.holds.due = true;
                 continue;
             }
@@ -384,7 +388,7 @@ impl Policy {
                     id: in_vain.awaited.id,
                 })),
             };
-            self.end_with(id, failed, out);
+            self.end_with(id, failed);
         }
     }
 }

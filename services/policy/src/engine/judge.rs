@@ -8,7 +8,6 @@ use fiec_schemas::{Contract, Event, ExecutionId, Fault, NodeId, StatePlace};
 
 use super::{Action, Policy};
 use crate::cluster::{NodeIx, Stage};
-use crate::time::Now;
 use crate::verify::Claim;
 
 /// Most verifiers that an event names.
@@ -41,7 +40,8 @@ fn is_kept(place: &StatePlace) -> bool {
 
 impl Policy {
     /// Processes the result of a verifier.
-    pub(super) fn verdict(&mut self, now: Now, verdict: Verdict, out: &mut Vec<Action>) {
+    pub(super) fn verdict(&mut self, verdict: Verdict) {
+        let now = self.now;
         let id = verdict.execution;
         let retry = self.config.verify_retry_ms;
         let from = self.cluster.find(&verdict.node);
@@ -83,10 +83,11 @@ impl Policy {
             (Some((_, other)), false) if *other == finding => Outcome::Wrong(verifier),
             (Some(_), false) => Outcome::Babel(verifier),
         };
-        self.decide(now, id, outcome, out);
+        self.decide(id, outcome);
     }
 
-    fn decide(&mut self, now: Now, id: ExecutionId, outcome: Outcome, out: &mut Vec<Action>) {
+    fn decide(&mut self, id: ExecutionId, outcome: Outcome) {
+        let now = self.now;
         let retry = self.config.verify_retry_ms;
         let Some(check) = self.checks.get_mut(&id) else {
             return;
@@ -107,8 +108,8 @@ impl Policy {
             .as_ref()
             .map_or("its nodes", |n| n.as_str())
             .to_owned();
-        let mut record = |by: Vec<NodeId>, outcome: VerificationOutcome, detail: String| {
-            out.push(Action::record(Record::Verification {
+        let record = |by: Vec<NodeId>, outcome: VerificationOutcome, detail: String| {
+            Action::record(Record::Verification {
                 execution: id,
                 from,
                 to,
@@ -117,17 +118,17 @@ impl Policy {
                 outcome,
                 detail,
                 at: now.wall,
-            }));
+            })
         };
         match outcome {
             Outcome::Agreed(by) => {
                 let names: Vec<_> = by.iter().map(|ix| name(*ix)).collect();
-                record(
+                self.out.push(record(
                     names,
                     VerificationOutcome::Agreed,
                     format!("{said} had computed the same"),
-                );
-                self.confirm(now, id, &by, out);
+                ));
+                self.confirm(id, &by);
             }
             Outcome::Slandered(slanderer, by) => {
                 let others: Vec<_> = claim.node.into_iter().chain([by]).collect();
@@ -141,15 +142,15 @@ impl Policy {
                     None => VerificationOutcome::VerifierCorrupt,
                     Some(_) => VerificationOutcome::Undecided,
                 };
-                record(
+                self.out.push(record(
                     vec![name(slanderer), name(by)],
                     outcome,
                     format!("{}: {reason}", name(slanderer)),
-                );
-                self.confirm(now, id, &[by], out);
+                ));
+                self.confirm(id, &[by]);
                 match excuse {
-                    None => self.convict(now, slanderer, reason, out),
-                    Some(_) => self.ask_for_proof(slanderer, out),
+                    None => self.convict(slanderer, reason),
+                    Some(_) => self.ask_for_proof(slanderer),
                 }
             }
             Outcome::Wrong(by) => {
@@ -166,21 +167,22 @@ impl Policy {
                     None => VerificationOutcome::NodeCorrupt,
                     Some(_) => VerificationOutcome::Undecided,
                 };
-                record(names, outcome, format!("{said}: {reason}"));
-                self.go_back(now, id, claim.node, reason.clone(), out);
+                self.out
+                    .push(record(names, outcome, format!("{said}: {reason}")));
+                self.go_back(id, claim.node, reason.clone());
                 match (claim.node, excuse) {
-                    (Some(node), None) => self.convict(now, node, reason, out),
-                    (Some(node), Some(_)) => self.ask_for_proof(node, out),
+                    (Some(node), None) => self.convict(node, reason),
+                    (Some(node), Some(_)) => self.ask_for_proof(node),
                     (None, _) => {}
                 }
             }
             Outcome::Undecided => {
                 let names: Vec<_> = first.into_iter().map(name).collect();
-                record(
+                self.out.push(record(
                     names,
                     VerificationOutcome::Undecided,
                     format!("{said} had computed other bits"),
-                );
+                ));
                 check.retry_at = now.mono;
             }
             Outcome::Unknown(by) => {
@@ -188,12 +190,12 @@ impl Policy {
                     "the ledger shows no more which outputs {what} have named, so they are \
                      computed anew"
                 );
-                record(
+                self.out.push(record(
                     vec![name(by)],
                     VerificationOutcome::Undecided,
                     reason.clone(),
-                );
-                self.go_back(now, id, None, reason, out);
+                ));
+                self.go_back(id, None, reason);
             }
             Outcome::Babel(by) => {
                 let others: Vec<_> = first.into_iter().chain([by]).collect();
@@ -202,18 +204,19 @@ impl Policy {
                     "{what} have three different ends; all were asked for proofs. If their canaries \
                      pass, the bits of the program depend on the node: `fiec check` tells where"
                 );
-                record(names, VerificationOutcome::Undecided, note.clone());
+                self.out
+                    .push(record(names, VerificationOutcome::Undecided, note.clone()));
                 check.trial = None;
                 check.failed(now.mono, retry, note);
                 check.babels = check.babels.saturating_add(1);
                 for ix in claim.node.into_iter().chain(others) {
-                    self.ask_for_proof(ix, out);
+                    self.ask_for_proof(ix);
                 }
             }
         }
     }
 
-    fn confirm(&mut self, now: Now, id: ExecutionId, by: &[NodeIx], out: &mut Vec<Action>) {
+    fn confirm(&mut self, id: ExecutionId, by: &[NodeIx]) {
         let Some(check) = self.checks.get_mut(&id) else {
             return;
         };
@@ -233,20 +236,20 @@ impl Policy {
                 good,
             };
             let drop = old.filter(|digest| *digest != up_to.good.digest);
-            out.push(Action::Verified {
+            self.out.push(Action::Verified {
                 execution: id,
                 up_to,
                 drop,
             });
         }
         if done {
-            self.finish(now, id, out);
+            self.finish(id);
         }
     }
 
     /// Ends an execution that nobody can compute twice with the same bits, once everything of it was
     /// computed. While it computes, its nodes may yet be found to be at fault.
-    pub(super) fn gives_up_comparing(&mut self, id: ExecutionId, out: &mut Vec<Action>) -> bool {
+    pub(super) fn gives_up_comparing(&mut self, id: ExecutionId) -> bool {
         let (Some(check), Some(e)) = (self.checks.get(&id), self.cluster.execution(id)) else {
             return false;
         };
@@ -266,17 +269,17 @@ impl Policy {
             stderr: String::new(),
             fault: Some(Box::new(Fault::WrongAnswer)),
         };
-        self.end_with(id, failed, out);
-        self.drop_kept(id, out);
+        self.end_with(id, failed);
+        self.drop_kept(id);
         true
     }
 
     /// Removes the kept σ: the execution has ended, or ends with the next append, and is not
     /// stepped back any more.
-    pub(super) fn drop_kept(&self, id: ExecutionId, out: &mut Vec<Action>) {
+    pub(super) fn drop_kept(&mut self, id: ExecutionId) {
         let good = self.checks.get(&id).and_then(|check| check.good.as_ref());
         if let Some(good) = good.filter(|place| is_kept(place)) {
-            out.push(Action::DropKept {
+            self.out.push(Action::DropKept {
                 execution: id,
                 digest: good.digest,
             });
@@ -284,7 +287,8 @@ impl Policy {
     }
 
     /// Appends `verified` and `completed` once everything of an execution is verified.
-    pub(super) fn finish(&mut self, now: Now, id: ExecutionId, out: &mut Vec<Action>) {
+    pub(super) fn finish(&mut self, id: ExecutionId) {
+        let now = self.now;
         let Some(check) = self.checks.get(&id) else {
             return;
         };
@@ -306,30 +310,24 @@ impl Policy {
         }
         e.begin_append();
         e.since = now.mono;
-        out.push(Action::Append {
+        self.out.push(Action::Append {
             execution: id,
             tenant: e.tenant.clone(),
             expected: e.seq,
             events: vec![verified, completed],
             ticket: None,
         });
-        self.drop_kept(id, out);
+        self.drop_kept(id);
     }
 
-    fn go_back(
-        &mut self,
-        now: Now,
-        id: ExecutionId,
-        culprit: Option<NodeIx>,
-        reason: String,
-        out: &mut Vec<Action>,
-    ) {
+    fn go_back(&mut self, id: ExecutionId, culprit: Option<NodeIx>, reason: String) {
+        let now = self.now;
         let retry = self.config.verify_retry_ms;
         if let Some(check) = self.checks.get_mut(&id) {
             check.must_step_back = Some((culprit, reason.clone()));
             check.retry_at = now.mono.plus(retry);
         }
-        self.step_back(now, id, culprit, reason, out);
+        self.step_back(id, culprit, reason);
     }
 
     /// Why a node that is alone with its bits is not to blame, if it may be the program: none of the
@@ -351,8 +349,8 @@ impl Policy {
     }
 
     /// Asks a node to run its canaries: if one fails, it was the node.
-    pub(super) fn ask_for_proof(&self, ix: NodeIx, out: &mut Vec<Action>) {
-        out.push(Action::Control {
+    pub(super) fn ask_for_proof(&mut self, ix: NodeIx) {
+        self.out.push(Action::Control {
             node: self.cluster.node(ix).id.clone(),
             request: ControlRequest::Prove,
             ticket: None,
@@ -360,13 +358,8 @@ impl Policy {
     }
 
     /// Uses a node's new proof to decide between two nodes that disagree when no third one can.
-    pub(super) fn proof_tells(
-        &mut self,
-        now: Now,
-        ix: NodeIx,
-        proof: &Proof,
-        out: &mut Vec<Action>,
-    ) {
+    pub(super) fn proof_tells(&mut self, ix: NodeIx, proof: &Proof) {
+        let now = self.now;
         // Claims are recomputed on the host, so only the host's canary counts. A device that broke
         // the contract has lost it already.
         let broken = |r: &&fiec_schemas::trust::Proved| {
@@ -390,12 +383,12 @@ impl Policy {
                 continue;
             }
             if claim.node == Some(ix) {
-                self.go_back(now, id, Some(ix), reason.clone(), out);
-                self.convict(now, ix, reason.clone(), out);
+                self.go_back(id, Some(ix), reason.clone());
+                self.convict(ix, reason.clone());
             } else if verifier == ix {
                 check.trial = None;
                 check.retry_at = now.mono;
-                self.convict(now, ix, reason.clone(), out);
+                self.convict(ix, reason.clone());
             }
         }
     }

@@ -4,10 +4,9 @@
 use fiec_schemas::scheduling::{OnMiss, Rule};
 use fiec_schemas::{Cause, Event, ExecutionId, Fault, Timestamp};
 
+use super::Policy;
 use super::bind::Placed;
-use super::{Action, Policy};
 use crate::cluster::Stage;
-use crate::time::Now;
 
 /// Time until an execution that has not failed yet is checked again, in µs.
 const AGAIN_US: i64 = 1_000_000;
@@ -27,7 +26,8 @@ impl Policy {
     }
 
     /// Fails executions whose deadline has passed.
-    pub(super) fn look_at_deadlines(&mut self, now: Now, out: &mut Vec<Action>) {
+    pub(super) fn look_at_deadlines(&mut self) {
+        let now = self.now;
         for _ in 0..self.config.burst {
             let Some(id) = self.share.deadlines.due(now.wall) else {
                 return;
@@ -39,30 +39,32 @@ impl Policy {
             };
             let again = Timestamp::from_micros(now.wall.micros().saturating_add(AGAIN_US));
             self.share.deadlines.again(id, again);
-            if !self.defers(now, id, self.config.grace_ms) {
-                self.fail_late(now, id, deadline, out);
+            if !self.defers(id, self.config.grace_ms) {
+                self.fail_late(id, deadline);
             }
         }
     }
 
     /// True if the execution's deadline has passed and it must fail.
-    pub(super) fn is_late(&self, now: Now, id: ExecutionId) -> bool {
+    pub(super) fn is_late(&self, id: ExecutionId) -> bool {
+        let now = self.now;
         self.fails_at(id).is_some_and(|at| at <= now.wall)
     }
 
     /// Fails a waiting execution instead of binding it.
-    pub(super) fn let_fail(&mut self, now: Now, id: ExecutionId, out: &mut Vec<Action>) -> Placed {
-        if self.defers(now, id, self.config.grace_ms) {
+    pub(super) fn let_fail(&mut self, id: ExecutionId) -> Placed {
+        let _now = self.now;
+        if self.defers(id, self.config.grace_ms) {
             return Placed::Deferred;
         }
         match self.fails_at(id) {
-            Some(deadline) => self.fail_late(now, id, deadline, out),
+            Some(deadline) => self.fail_late(id, deadline),
             None => return Placed::Deferred,
         }
         Placed::Moot
     }
 
-    fn fail_late(&mut self, now: Now, id: ExecutionId, deadline: Timestamp, out: &mut Vec<Action>) {
+    fn fail_late(&mut self, id: ExecutionId, deadline: Timestamp) {
         let Some(e) = self.cluster.execution(id) else {
             return;
         };
@@ -77,7 +79,7 @@ impl Policy {
                     by: None,
                     reason,
                 };
-                self.order_yield(now, id, cause, out);
+                self.order_yield(id, cause);
             }
             Stage::Pending | Stage::Bound(..) | Stage::Paused => {
                 let reason = format!("it was not done by its deadline {deadline}");
@@ -86,7 +88,7 @@ impl Policy {
                     stderr: String::new(),
                     fault: Some(Box::new(Fault::Deadline)),
                 };
-                self.end_with(id, failed, out);
+                self.end_with(id, failed);
             }
             // It already yields, is kept for somebody, or only comparisons remain.
             Stage::Started(..) | Stage::Held | Stage::Verifying => {}

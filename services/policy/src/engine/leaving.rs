@@ -24,7 +24,7 @@ use fiec_schemas::{Cause, ExecutionId, Timestamp};
 use super::bind::Placed;
 use super::{Action, Policy};
 use crate::cluster::{NodeIx, Stage};
-use crate::time::{Millis, Now};
+use crate::time::Millis;
 
 /// The author of a change if it is no longer known.
 const SOMEBODY: &str = "an earlier request";
@@ -76,7 +76,8 @@ impl Policy {
     }
 
     /// Moves an execution whose node is excluded by a change. Returns true if the node is excluded.
-    pub(super) fn obey_change(&mut self, now: Now, id: ExecutionId, out: &mut Vec<Action>) -> bool {
+    pub(super) fn obey_change(&mut self, id: ExecutionId) -> bool {
+        let now = self.now;
         let Some(e) = self.cluster.execution(id) else {
             return false;
         };
@@ -90,10 +91,7 @@ impl Policy {
         if matches!(e.stage, Stage::Started(..)) && overdue {
             self.cluster.mark_long(id);
         }
-        if matches!(
-            self.review_one(now, id, ix, out),
-            Placed::NoRoom | Placed::Moot
-        ) {
+        if matches!(self.review_one(id, ix), Placed::NoRoom | Placed::Moot) {
             let again = now.mono.plus(self.config.order_retry_ms);
             self.cluster.set_due(id, again);
         }
@@ -129,7 +127,8 @@ impl Policy {
 
     /// Handles executions still on a node near its end: orders a yield without a destination, and
     /// finally gives them up.
-    pub(super) fn hurry(&mut self, now: Now, ix: NodeIx, out: &mut Vec<Action>) {
+    pub(super) fn hurry(&mut self, ix: NodeIx) {
+        let now = self.now;
         let Some(end) = self.leave_by(ix) else {
             return;
         };
@@ -157,23 +156,18 @@ impl Policy {
                 if !self.is_mine(id) && now.wall.millis() < late {
                     continue;
                 }
-                self.give_up(now, id, (ix, epoch), out);
+                self.give_up(id, (ix, epoch));
             } else if !ordered && self.needs_ms(id).is_none_or(|needs| left_ms <= needs) {
-                if self.defers(now, id, self.config.order_grace_ms.min(left_ms / 2)) {
+                if self.defers(id, self.config.order_grace_ms.min(left_ms / 2)) {
                     continue;
                 }
-                self.suspend(now, id, ix, out);
+                self.suspend(id, ix);
             }
         }
     }
 
-    fn give_up(
-        &mut self,
-        now: Now,
-        id: ExecutionId,
-        (ix, epoch): (NodeIx, u64),
-        out: &mut Vec<Action>,
-    ) {
+    fn give_up(&mut self, id: ExecutionId, (ix, epoch): (NodeIx, u64)) {
+        let now = self.now;
         let Some(cause) = self.must_go(id, ix, true) else {
             return;
         };
@@ -187,7 +181,7 @@ impl Policy {
                 cause.in_words()
             ));
         }
-        out.push(Action::Control {
+        self.out.push(Action::Control {
             node,
             request: ControlRequest::GiveUp {
                 execution: id,
@@ -199,15 +193,16 @@ impl Policy {
     }
 
     /// Orders a yield of an execution that must leave without a destination.
-    fn suspend(&mut self, now: Now, id: ExecutionId, ix: NodeIx, out: &mut Vec<Action>) {
+    fn suspend(&mut self, id: ExecutionId, ix: NodeIx) {
         let Some(cause) = self.must_go(id, ix, true) else {
             return;
         };
-        self.order_yield(now, id, cause, out);
+        self.order_yield(id, cause);
     }
 
     /// Schedules a review at once if a change excludes the execution's node.
-    pub(super) fn look_after_change(&mut self, now: Now, id: ExecutionId) {
+    pub(super) fn look_after_change(&mut self, id: ExecutionId) {
+        let now = self.now;
         let Some(e) = self.cluster.execution(id) else {
             return;
         };

@@ -8,46 +8,41 @@ use crate::cluster::{Attained, Execution, NodeIx, Presence, Stage};
 use crate::holds::HoldSpec;
 use crate::places::{Claim, DeviceIx};
 use crate::profile::{Profile, ProfileIx};
-use crate::time::{Millis, Now};
+use crate::time::Millis;
 use crate::view::LedgerView;
 use crate::watch::Watch;
 
 impl Policy {
     /// Processes a message. `reread`: it was read after a failed append and replaces the policy's
     /// view.
-    pub(super) fn follow_ledger(
-        &mut self,
-        now: Now,
-        view: &LedgerView<'_>,
-        reread: bool,
-        out: &mut Vec<Action>,
-    ) {
+    pub(super) fn follow_ledger(&mut self, view: &LedgerView<'_>, reread: bool) {
+        let now = self.now;
         let id = view.state.execution;
         if reread {
             self.stepping.remove(&id);
         }
         let writer = self.writer(view);
-        self.hear_writer(now, writer);
+        self.hear_writer(writer);
         let known = self.cluster.execution(id);
         let arrived = known.map_or(Millis(0), |e| e.arrived);
         let known = known.map_or(0, |e| e.seq);
-        let is_old = view.seq < known && !(reread && self.doubt(now, id));
+        let is_old = view.seq < known && !(reread && self.doubt(id));
         if is_old || (view.seq == known && !reread) {
             return;
         }
         let lost = |ix| matches!(self.cluster.node(ix).presence, Presence::Lost { .. });
         if !reread && writer.is_some_and(lost) {
-            self.writes_again(now, view, out);
+            self.writes_again(view);
         }
         if view.is_terminal() {
-            self.note_starts(now, view, (writer, arrived), out);
-            self.learn(now, view);
-            self.drop_kept(id, out);
+            self.note_starts(view, (writer, arrived));
+            self.learn(view);
+            self.drop_kept(id);
             self.note_end(id, view.state.phase.is);
             let part_of = view.state.spread.as_ref().and_then(|s| s.part_of);
             let end = view.end();
             let why = end.and_then(|e| e.who.as_deref().or(e.reason.as_deref()));
-            self.note_part_end(now, id, part_of, (view.state.phase.is, why));
+            self.note_part_end(id, part_of, (view.state.phase.is, why));
             self.forget(id);
             return;
         }
@@ -56,10 +51,10 @@ impl Policy {
             self.forget(id);
             self.wakes(id);
         }
-        let Some((stage, device)) = self.stage_of(now, view, writer) else {
+        let Some((stage, device)) = self.stage_of(view, writer) else {
             return;
         };
-        if !self.take_up(now, view, out) {
+        if !self.take_up(view) {
             return;
         }
         let before = self.cluster.execution(id).map(|e| (e.stage, e.epoch));
@@ -87,16 +82,16 @@ impl Policy {
         if moved || !matches!(stage, Stage::Started(..)) {
             self.cluster.clear_order(id);
         }
-        self.note_starts(now, view, (writer, arrived), out);
-        self.note_facts(now, view, stage, before.map(|(b, _)| b));
+        self.note_starts(view, (writer, arrived));
+        self.note_facts(view, stage, before.map(|(b, _)| b));
         self.note_suspect(id);
-        self.note_spread(now, view);
-        self.note_claims(now, view);
-        self.note_sharing(now, view);
-        self.schedule(now, id, stage, view, out);
-        self.note_parking(now, view);
+        self.note_spread(view);
+        self.note_claims(view);
+        self.note_sharing(view);
+        self.schedule(id, stage, view);
+        self.note_parking(view);
         if view.state.is_adjusted() {
-            self.look_after_change(now, id);
+            self.look_after_change(id);
         }
     }
 
@@ -106,7 +101,8 @@ impl Policy {
     }
 
     /// A message from a worker is a sign of life of its node.
-    fn hear_writer(&mut self, now: Now, writer: Option<NodeIx>) {
+    fn hear_writer(&mut self, writer: Option<NodeIx>) {
+        let now = self.now;
         if let Some(ix) = writer.filter(|_| self.loaded) {
             let node = self.cluster.node_quietly(ix);
             node.heard = node.heard.max(now.mono);
@@ -115,10 +111,10 @@ impl Policy {
 
     fn stage_of(
         &mut self,
-        now: Now,
         view: &LedgerView<'_>,
         writer: Option<NodeIx>,
     ) -> Option<(Stage, Option<DeviceIx>)> {
+        let now = self.now;
         let phase = &view.state.phase;
         let (node, instance) = match (phase.is, phase.node, phase.instance) {
             (PhaseKind::Pending, ..) => return Some((Stage::Pending, None)),
@@ -142,12 +138,13 @@ impl Policy {
     }
 
     /// Inserts the execution with its profile. Returns false if the message is unusable.
-    fn take_up(&mut self, now: Now, view: &LedgerView<'_>, out: &mut Vec<Action>) -> bool {
+    fn take_up(&mut self, view: &LedgerView<'_>) -> bool {
+        let now = self.now;
         let id = view.state.execution;
         let known = self.cluster.execution(id).map(|e| e.profile);
         if let Some(profile) = known.filter(|profile| *profile != ProfileIx::UNKNOWN) {
             if view.state.is_adjusted() && self.is_changed(id, view) {
-                self.adjust(now, id, profile, view);
+                self.adjust(id, profile, view);
             }
             return true;
         }
@@ -160,11 +157,11 @@ impl Policy {
                 if let Some(change) = &adjusted {
                     profile.adjust(change);
                 }
-                self.acquire(now, profile)
+                self.acquire(profile)
             }
             Some(Err(_)) => return false,
             None => {
-                out.push(Action::FetchSpec {
+                self.out.push(Action::FetchSpec {
                     execution: id,
                     seq: view.seq,
                     tenant: tenant.clone(),
@@ -213,7 +210,7 @@ impl Policy {
     }
 
     /// Applies an operator's change: the execution gets a new profile.
-    fn adjust(&mut self, now: Now, id: ExecutionId, old: ProfileIx, view: &LedgerView<'_>) {
+    fn adjust(&mut self, id: ExecutionId, old: ProfileIx, view: &LedgerView<'_>) {
         let (Some(change), Some(profile)) = (view.state.adjusted(), self.cluster.profiles.get(old))
         else {
             return;
@@ -223,8 +220,8 @@ impl Policy {
         self.stop_waiting(id);
         let (new, fresh) = self.cluster.profiles.acquire_profile(profile);
         if fresh {
-            self.watch_overrides(now, new);
-            self.inherit_watches(now, old, new);
+            self.watch_overrides(new);
+            self.inherit_watches(old, new);
         }
         let who = view
             .event(EventKind::Adjusted)
@@ -238,24 +235,25 @@ impl Policy {
     }
 
     /// Counts a user of a profile. A new profile with its own thresholds is watched on every node.
-    pub(super) fn acquire(&mut self, now: Now, profile: Profile) -> ProfileIx {
+    pub(super) fn acquire(&mut self, profile: Profile) -> ProfileIx {
         let (ix, new) = self.cluster.profiles.acquire_profile(profile);
         if new {
-            self.watch_overrides(now, ix);
+            self.watch_overrides(ix);
         }
         ix
     }
 
-    pub(super) fn acquire_spec(&mut self, now: Now, spec: &Submission) -> ProfileIx {
+    pub(super) fn acquire_spec(&mut self, spec: &Submission) -> ProfileIx {
         let (ix, new) = self.cluster.profiles.acquire_spec(spec);
         if new {
-            self.watch_overrides(now, ix);
+            self.watch_overrides(ix);
         }
         ix
     }
 
     /// Carries the watches' history over to a changed profile.
-    fn inherit_watches(&mut self, now: Now, old: ProfileIx, new: ProfileIx) {
+    fn inherit_watches(&mut self, old: ProfileIx, new: ProfileIx) {
+        let now = self.now;
         for ix in self.cluster.keys() {
             let node = self.cluster.node(ix);
             let Some(before) = node.watch(old).cloned() else {
@@ -267,14 +265,15 @@ impl Policy {
         }
     }
 
-    fn watch_overrides(&mut self, now: Now, ix: ProfileIx) {
+    fn watch_overrides(&mut self, ix: ProfileIx) {
         for node in self.cluster.keys() {
-            self.watch_override(now, node, ix);
+            self.watch_override(node, ix);
         }
     }
 
     /// Watches a node under a profile's thresholds, merged over the node's own.
-    pub(super) fn watch_override(&mut self, now: Now, node: NodeIx, ix: ProfileIx) {
+    pub(super) fn watch_override(&mut self, node: NodeIx, ix: ProfileIx) {
+        let now = self.now;
         let Some(profile) = self.cluster.profiles.get(ix) else {
             return;
         };
@@ -293,7 +292,8 @@ impl Policy {
         self.cluster.node_mut(node).overrides.insert(ix, watch);
     }
 
-    fn note_facts(&mut self, now: Now, view: &LedgerView<'_>, stage: Stage, before: Option<Stage>) {
+    fn note_facts(&mut self, view: &LedgerView<'_>, stage: Stage, before: Option<Stage>) {
+        let now = self.now;
         let id = view.state.execution;
         let left: Vec<_> = view
             .state
@@ -370,18 +370,12 @@ impl Policy {
         }
     }
 
-    fn schedule(
-        &mut self,
-        now: Now,
-        id: ExecutionId,
-        stage: Stage,
-        view: &LedgerView<'_>,
-        out: &mut Vec<Action>,
-    ) {
+    fn schedule(&mut self, id: ExecutionId, stage: Stage, view: &LedgerView<'_>) {
+        let now = self.now;
         match stage {
             Stage::Pending => {
-                self.cluster.set_due(id, self.next_chance(now, id));
-                self.note_gang(now, id);
+                self.cluster.set_due(id, self.next_chance(id));
+                self.note_gang(id);
                 self.wait(id);
             }
             Stage::Paused | Stage::Held | Stage::Verifying => {
@@ -390,13 +384,13 @@ impl Policy {
             }
             Stage::Bound(..) => {
                 self.stop_waiting(id);
-                self.note_gang(now, id);
+                self.note_gang(id);
                 // After a change, the capsule that was sent follows an outdated message.
                 let changed = view.event(EventKind::Adjusted).is_some();
                 let handover = view.event(EventKind::Yielded).is_some()
                     && view.event(EventKind::Bound).is_some();
                 if (handover || changed) && self.loaded && self.is_mine(id) {
-                    self.send_capsule(id, out);
+                    self.send_capsule(id);
                 }
                 let grace = if self.is_mine(id) {
                     0
@@ -410,7 +404,7 @@ impl Policy {
             }
             Stage::Started(..) => {
                 self.stop_waiting(id);
-                self.note_gang(now, id);
+                self.note_gang(id);
                 let Some(e) = self.cluster.execution(id) else {
                     return;
                 };
@@ -422,9 +416,9 @@ impl Policy {
         }
     }
 
-    pub(super) fn send_capsule(&self, id: ExecutionId, out: &mut Vec<Action>) {
+    pub(super) fn send_capsule(&mut self, id: ExecutionId) {
         if let Some(e) = self.cluster.execution(id) {
-            out.push(Action::SendCapsule {
+            self.out.push(Action::SendCapsule {
                 execution: id,
                 tenant: e.tenant.clone(),
                 seq: e.seq,
@@ -433,7 +427,8 @@ impl Policy {
     }
 
     /// Learns a node's speed from a completion.
-    fn learn(&mut self, now: Now, view: &LedgerView<'_>) {
+    fn learn(&mut self, view: &LedgerView<'_>) {
+        let now = self.now;
         self.completions += 1;
         let Some(completed) = view.event(EventKind::Completed) else {
             return;
@@ -458,7 +453,7 @@ impl Policy {
     }
 
     /// Handles the arrival of a large submission.
-    pub(super) fn learn_spec(&mut self, now: Now, id: ExecutionId, spec: &Submission) {
+    pub(super) fn learn_spec(&mut self, id: ExecutionId, spec: &Submission) {
         if self
             .cluster
             .execution(id)
@@ -481,7 +476,7 @@ impl Policy {
         if let Some(change) = adjusted {
             profile.adjust(&change);
         }
-        let profile = self.acquire(now, profile);
+        let profile = self.acquire(profile);
         if let Some(e) = self.cluster.execution_mut(id) {
             e.profile = profile;
             if e.stage == Stage::Pending && !e.is_appending() {

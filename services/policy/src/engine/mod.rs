@@ -90,6 +90,10 @@ pub use refusal::{UnknownNode, YieldRefusal};
 #[derive(Debug)]
 pub struct Policy {
     config: Config,
+    /// Time of the present step.
+    now: Now,
+    /// Actions of the present step.
+    out: Vec<Action>,
     /// Nodes and executions.
     pub(crate) cluster: Cluster,
     /// The nodes in order of score, for each profile.
@@ -141,6 +145,8 @@ impl Policy {
         cluster.tenants.set_half_life(config.half_life_ms);
         Self {
             config,
+            now: Now::default(),
+            out: Vec::new(),
             cluster,
             rankings: Rankings::default(),
             replicas: Replicas::new(own),
@@ -175,60 +181,61 @@ impl Policy {
     /// returns to what it knew before the append, and decides again after a pause.
     pub fn follow(&mut self, now: Now, view: &LedgerView<'_>, reread: bool, out: &mut Vec<Action>) {
         self.begin_step(now);
-        self.follow_ledger(now, view, reread, out);
+        self.follow_ledger(view, reread);
+        out.append(&mut self.out);
     }
 
     /// Processes one input and pushes the resulting actions.
     pub fn step(&mut self, now: Now, input: Input, out: &mut Vec<Action>) {
         self.begin_step(now);
         match input {
-            Input::Spec { execution, spec } => self.learn_spec(now, execution, &spec),
+            Input::Spec { execution, spec } => self.learn_spec(execution, &spec),
             Input::Appended {
                 execution,
                 seq,
                 epoch,
                 phase,
-            } => self.appended(now, execution, seq, epoch, &phase),
+            } => self.appended(execution, seq, epoch, &phase),
             Input::Vanished { execution } => self.forget(execution),
             Input::Container { program } => self.cluster.profiles.runs_in_container(&program),
-            Input::Descriptor { descriptor } => self.descriptor(now, *descriptor, out),
-            Input::Gone { node } => self.gone(now, &node, out),
-            Input::Flags { node, flags } => self.flags(now, &node, flags, out),
+            Input::Descriptor { descriptor } => self.descriptor(*descriptor),
+            Input::Gone { node } => self.gone(&node),
+            Input::Flags { node, flags } => self.flags(&node, flags),
             Input::Proof {
                 node,
                 signed,
                 judged,
-            } => self.proof(now, &node, &signed, judged, out),
-            Input::Quarantine { node, quarantine } => self.quarantine(now, &node, quarantine, out),
-            Input::Verdict { verdict } => self.verdict(now, *verdict, out),
+            } => self.proof(&node, &signed, judged),
+            Input::Quarantine { node, quarantine } => self.quarantine(&node, quarantine),
+            Input::Verdict { verdict } => self.verdict(*verdict),
             Input::Recalled {
                 execution,
                 up_to,
                 named,
-            } => self.recalled(now, execution, (up_to, &named)),
-            Input::Vector { vector, age_ms } => self.vector(now, *vector, age_ms, out),
-            Input::Probe { node, answered } => self.probed(now, &node, answered, out),
+            } => self.recalled(execution, (up_to, &named)),
+            Input::Vector { vector, age_ms } => self.vector(*vector, age_ms),
+            Input::Probe { node, answered } => self.probed(&node, answered),
             Input::Holdings {
                 node,
                 instance,
                 held,
-            } => self.reconcile(now, &node, instance, &held, out),
+            } => self.reconcile(&node, instance, &held),
             Input::Ordered {
                 execution,
                 epoch,
                 answer,
-            } => self.ordered(now, execution, epoch, answer),
+            } => self.ordered(execution, epoch, answer),
             Input::SplitAnswered {
                 execution,
                 epoch,
                 answer,
             } => self.split_answered(execution, epoch, answer),
             Input::Ended { execution, seen } => {
-                self.orphan_seen(now, execution, seen);
-                self.looked_up(now, execution, seen);
-                self.spread_seen(now, execution, seen);
+                self.orphan_seen(execution, seen);
+                self.looked_up(execution, seen);
+                self.spread_seen(execution, seen);
             }
-            Input::Aged { up_to } => self.keep_aged(up_to, out),
+            Input::Aged { up_to } => self.keep_aged(up_to),
             Input::Quota { tenant, quota } => self.quota(&tenant, quota),
             Input::Reserved {
                 tenant,
@@ -236,7 +243,7 @@ impl Policy {
                 answer,
             } => {
                 let table = table.as_ref().map(|(seq, table)| (*seq, &**table));
-                self.reserved(now, &tenant, table, answer);
+                self.reserved(&tenant, table, answer);
             }
             Input::Replica { id, leaving } => self.replicas.heard(now.mono, id, leaving),
             Input::Yield {
@@ -244,7 +251,7 @@ impl Policy {
                 execution,
                 to,
                 who,
-            } => self.operator_yield(now, ticket, execution, to.as_ref(), &who, out),
+            } => self.operator_yield(ticket, execution, to.as_ref(), &who),
             Input::Tenant { tenant, weight } => {
                 self.cluster.tenants.set_weight(&tenant, weight);
                 self.dirty = true;
@@ -254,22 +261,28 @@ impl Policy {
                 self.start_clocks_anew(now.mono);
             }
             Input::Lost => self.heal_until = now.mono.plus(self.config.heal_ms),
-            Input::Loaded => self.begin(now),
-            Input::Tick => self.tick(now, out),
+            Input::Loaded => self.begin(),
+            Input::Tick => self.tick(),
         }
+        out.append(&mut self.out);
     }
 
     /// Binds waiting executions as far as there is room. The shell calls it after each round of
     /// inputs.
     pub fn act(&mut self, now: Now, out: &mut Vec<Action>) {
         self.pass(now);
-        if !self.loaded || !self.connected || now.mono < self.heal_until {
+        self.serve_waiting();
+        out.append(&mut self.out);
+    }
+
+    fn serve_waiting(&mut self) {
+        if !self.loaded || !self.connected || self.now.mono < self.heal_until {
             return;
         }
-        self.act_on_holds(now, out);
+        self.act_on_holds();
         self.dirty |= std::mem::take(&mut self.cluster.freed);
         if self.dirty || self.share.fresh {
-            self.fill(now, out);
+            self.fill();
         }
     }
 
@@ -287,11 +300,12 @@ impl Policy {
 
     /// Advances the state that depends on the time.
     fn pass(&mut self, now: Now) {
-        self.share.now = now;
+        self.now = now;
         self.cluster.tenants.pass(now.mono);
     }
 
-    fn tick(&mut self, now: Now, out: &mut Vec<Action>) {
+    fn tick(&mut self) {
+        let now = self.now;
         self.last_tick = Some(now.mono);
         self.replicas.expire(now.mono, self.config.replica_ms);
         let silent = now.mono.0.saturating_sub(self.config.liveness_ms);
@@ -300,8 +314,8 @@ impl Policy {
             return;
         }
         for ix in self.cluster.keys() {
-            self.look_at_node(now, ix, out);
-            self.look_at_trust(now, ix, out);
+            self.look_at_node(ix);
+            self.look_at_trust(ix);
         }
         if !self.connected || now.mono < self.heal_until {
             return;
@@ -312,20 +326,20 @@ impl Policy {
             due.push(id);
         }
         for id in due {
-            self.look_at_execution(now, id, out);
+            self.look_at_execution(id);
         }
-        self.look_at_absent(now, out);
-        self.look_at_deadlines(now, out);
-        self.look_at_spread(now, out);
-        self.act(now, out);
-        self.look_at_quotas(now, out);
-        self.preempt(now, out);
+        self.look_at_absent();
+        self.look_at_deadlines();
+        self.look_at_spread();
+        self.serve_waiting();
+        self.look_at_quotas();
+        self.preempt();
         if self.cluster.parked() > 0 {
-            self.look_at_parked(now, out);
+            self.look_at_parked();
         }
-        self.reallocate(now, out);
-        self.verify_round(now, out);
-        self.tell_waiting(now, out);
+        self.reallocate();
+        self.verify_round();
+        self.tell_waiting();
     }
 
     /// After a stall or a lost connection of this process, silence of nodes does not count.
@@ -341,7 +355,8 @@ impl Policy {
     }
 
     /// The initial load is complete: timers start.
-    fn begin(&mut self, now: Now) {
+    fn begin(&mut self) {
+        let now = self.now;
         self.loaded = true;
         self.dirty = true;
         self.holds.began = now.mono;

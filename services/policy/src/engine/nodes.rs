@@ -12,7 +12,7 @@ use crate::cluster::{NodeIx, Presence};
 use crate::hysteresis::State;
 use crate::profile::ProfileIx;
 use crate::starts::Starts;
-use crate::time::{Millis, Now};
+use crate::time::Millis;
 use crate::view::LedgerView;
 use crate::watch::Watch;
 
@@ -20,12 +20,8 @@ use crate::watch::Watch;
 const ANOTHER_LIFE_MS: u64 = 500;
 
 impl Policy {
-    pub(super) fn descriptor(
-        &mut self,
-        now: Now,
-        descriptor: NodeDescriptor,
-        out: &mut Vec<Action>,
-    ) {
+    pub(super) fn descriptor(&mut self, descriptor: NodeDescriptor) {
+        let now = self.now;
         let ix = self.cluster.intern(now.mono, &descriptor.node);
         let node = self.cluster.node_mut(ix);
         let before = node.life;
@@ -52,7 +48,7 @@ impl Policy {
         }
         if new_life && self.loaded {
             node.presence = Presence::Probing { since: now.mono };
-            out.push(Action::Probe {
+            self.out.push(Action::Probe {
                 node: node.id.clone(),
             });
         } else if new_life {
@@ -66,27 +62,26 @@ impl Policy {
             .collect();
         for profile in profiles {
             if !self.cluster.node(ix).overrides.contains_key(&profile) {
-                self.watch_override(now, ix, profile);
+                self.watch_override(ix, profile);
             }
         }
         self.dirty = true;
         if new_life {
             let detail = format!("{} slots, {}", descriptor.slots, descriptor.isa);
             self.record(
-                now,
                 ix,
                 NodeEventKind::Joined,
                 detail,
                 Some(Arc::clone(&descriptor)),
-                out,
             );
         }
         if let Some((heard, vector)) = self.strangers.take(&descriptor.node) {
-            self.vector(now, vector, now.mono.since(heard), out);
+            self.vector(vector, now.mono.since(heard));
         }
     }
 
-    pub(super) fn gone(&mut self, now: Now, name: &NodeId, out: &mut Vec<Action>) {
+    pub(super) fn gone(&mut self, name: &NodeId) {
+        let now = self.now;
         let Some(ix) = self.cluster.find(name) else {
             return;
         };
@@ -99,28 +94,21 @@ impl Policy {
         node.confirmed = None;
         if !node.holds.is_empty() {
             node.presence = Presence::Probing { since: now.mono };
-            out.push(Action::Probe { node: name.clone() });
+            self.out.push(Action::Probe { node: name.clone() });
         }
         if !was_there {
             return;
         }
         self.record(
-            now,
             ix,
             NodeEventKind::Left,
             "its descriptor was deleted".to_owned(),
             None,
-            out,
         );
     }
 
-    pub(super) fn flags(
-        &mut self,
-        now: Now,
-        name: &NodeId,
-        flags: NodeFlags,
-        out: &mut Vec<Action>,
-    ) {
+    pub(super) fn flags(&mut self, name: &NodeId, flags: NodeFlags) {
+        let now = self.now;
         // The key of a forgotten node was deleted.
         if flags == NodeFlags::default() && self.cluster.find(name).is_none() {
             return;
@@ -134,21 +122,16 @@ impl Policy {
         }
         if let Some((what, detail)) = said(&before, &flags) {
             let who = Some(flags.who).filter(|who| !who.is_empty());
-            self.record_as(now, ix, (what, detail), who, None, out);
+            self.record_as(ix, (what, detail), who, None);
         }
         if self.cluster.node(ix).is_draining() {
-            self.review_holds(now, ix, out);
-            self.hurry(now, ix, out);
+            self.review_holds(ix);
+            self.hurry(ix);
         }
     }
 
-    pub(super) fn vector(
-        &mut self,
-        now: Now,
-        vector: HardwareVector,
-        age_ms: u64,
-        out: &mut Vec<Action>,
-    ) {
+    pub(super) fn vector(&mut self, vector: HardwareVector, age_ms: u64) {
+        let now = self.now;
         if age_ms > self.config.liveness_ms {
             return;
         }
@@ -197,29 +180,27 @@ impl Policy {
         }
         if matches!(was, Presence::Lost { .. }) {
             self.record(
-                now,
                 ix,
                 NodeEventKind::Returned,
                 "it sends vectors again".to_owned(),
                 None,
-                out,
             );
         }
         let news = first || offers || was != Presence::Up;
-        if self.watch_node(now, ix, other) || news || self.waits_for_memory() {
+        if self.watch_node(ix, other) || news || self.waits_for_memory() {
             self.dirty = true;
         }
         if self.loaded {
-            self.say_viability(now, ix, out);
+            self.say_viability(ix);
             if drains || self.presses(ix) {
-                self.review_holds(now, ix, out);
+                self.review_holds(ix);
             }
         }
     }
 
     /// A lost node whose worker writes again is up. Otherwise executions that it has started since
     /// would be taken from it until its next vector arrives.
-    pub(super) fn writes_again(&mut self, now: Now, view: &LedgerView<'_>, out: &mut Vec<Action>) {
+    pub(super) fn writes_again(&mut self, view: &LedgerView<'_>) {
         let Some(ix) = view
             .worker()
             .and_then(|name| self.cluster.find(&name.parse().ok()?))
@@ -230,7 +211,7 @@ impl Policy {
             self.cluster.node_mut(ix).presence = Presence::Up;
             self.dirty = true;
             let detail = "its worker writes again".to_owned();
-            self.record(now, ix, NodeEventKind::Returned, detail, None, out);
+            self.record(ix, NodeEventKind::Returned, detail, None);
         }
     }
 
@@ -245,7 +226,8 @@ impl Policy {
 
     /// Feeds the automata with the last vector while it is fresh. `other`: the vector differs from
     /// the one before. Returns true if a state changed.
-    fn watch_node(&mut self, now: Now, ix: NodeIx, other: bool) -> bool {
+    fn watch_node(&mut self, ix: NodeIx, other: bool) -> bool {
+        let now = self.now;
         let node = self.cluster.node_quietly(ix);
         let fresh = node.is_fresh(now.mono, &self.config);
         let vector = node.vector.as_deref().filter(|_| fresh);
@@ -270,12 +252,13 @@ impl Policy {
     }
 
     /// Reviews a node on a tick.
-    pub(super) fn look_at_node(&mut self, now: Now, ix: NodeIx, out: &mut Vec<Action>) {
-        if self.watch_node(now, ix, false) {
+    pub(super) fn look_at_node(&mut self, ix: NodeIx) {
+        let now = self.now;
+        if self.watch_node(ix, false) {
             self.dirty = true;
         }
         if self.cluster.node(ix).descriptor.is_some() {
-            self.say_viability(now, ix, out);
+            self.say_viability(ix);
         }
         let node = self.cluster.node_quietly(ix);
         if node.starts.pass(now.mono, &self.config) {
@@ -289,7 +272,7 @@ impl Policy {
         match node.presence {
             Presence::Up if silent && of_interest && self.connected => {
                 node.presence = Presence::Probing { since: now.mono };
-                out.push(Action::Probe {
+                self.out.push(Action::Probe {
                     node: node.id.clone(),
                 });
                 self.cluster.changed(ix);
@@ -297,7 +280,7 @@ impl Policy {
             // A probe without any answer, not even a failure: ask again.
             Presence::Probing { since } if now.mono.since(since) > limit && self.connected => {
                 node.presence = Presence::Probing { since: now.mono };
-                out.push(Action::Probe {
+                self.out.push(Action::Probe {
                     node: node.id.clone(),
                 });
             }
@@ -307,7 +290,7 @@ impl Policy {
         if node.holds.is_empty() || !self.connected {
             return;
         }
-        self.ask_for_holdings(now, ix, out);
+        self.ask_for_holdings(ix);
         let node = self.cluster.node(ix);
         let another_life = now.mono.since(node.reviewed) >= ANOTHER_LIFE_MS
             && node.confirmed.is_some_and(|(confirmed, since)| {
@@ -316,18 +299,13 @@ impl Policy {
         let lost = matches!(node.presence, Presence::Lost { .. });
         if lost || another_life || node.is_draining() || self.presses(ix) {
             self.cluster.node_quietly(ix).reviewed = now.mono;
-            self.review_holds(now, ix, out);
-            self.hurry(now, ix, out);
+            self.review_holds(ix);
+            self.hurry(ix);
         }
     }
 
-    pub(super) fn probed(
-        &mut self,
-        now: Now,
-        name: &NodeId,
-        answered: Option<InstanceId>,
-        out: &mut Vec<Action>,
-    ) {
+    pub(super) fn probed(&mut self, name: &NodeId, answered: Option<InstanceId>) {
+        let now = self.now;
         let Some(ix) = self.cluster.find(name) else {
             return;
         };
@@ -343,15 +321,13 @@ impl Policy {
                 self.dirty = true;
                 if matches!(was, Presence::Lost { .. }) {
                     self.record(
-                        now,
                         ix,
                         NodeEventKind::Returned,
                         "it answers again".to_owned(),
                         None,
-                        out,
                     );
                 }
-                self.review_holds(now, ix, out);
+                self.review_holds(ix);
             }
             None => {
                 let Presence::Probing { .. } = node.presence else {
@@ -370,15 +346,16 @@ impl Policy {
                 node.presence = Presence::Lost { since: now.mono };
                 let detail = format!("silent for {silent_ms} ms, and a probe was not answered");
                 if node.descriptor.is_some() {
-                    self.record(now, ix, NodeEventKind::Lost, detail, None, out);
+                    self.record(ix, NodeEventKind::Lost, detail, None);
                 }
-                self.review_holds(now, ix, out);
+                self.review_holds(ix);
             }
         }
     }
 
     /// Records a change between viable, unviable and unknown, once.
-    fn say_viability(&mut self, now: Now, ix: NodeIx, out: &mut Vec<Action>) {
+    fn say_viability(&mut self, ix: NodeIx) {
+        let now = self.now;
         let node = self.cluster.node(ix);
         let Some(base) = &node.base else { return };
         let viability = match base.worst() {
@@ -396,38 +373,35 @@ impl Policy {
             format!("{viability}: {complaints}")
         };
         self.cluster.node_quietly(ix).recorded_viability = Some(viability);
-        self.record(now, ix, NodeEventKind::Viability, detail, None, out);
+        self.record(ix, NodeEventKind::Viability, detail, None);
     }
 
     /// Records a fact about a node, if this replica is the preferred one.
     pub(super) fn record(
         &mut self,
-        now: Now,
         ix: NodeIx,
         what: NodeEventKind,
         detail: String,
         descriptor: Option<Arc<NodeDescriptor>>,
-        out: &mut Vec<Action>,
     ) {
-        self.record_as(now, ix, (what, detail), None, descriptor, out);
+        self.record_as(ix, (what, detail), None, descriptor);
     }
 
     /// The same, with the person who asked for it.
     fn record_as(
         &mut self,
-        now: Now,
         ix: NodeIx,
         (what, detail): (NodeEventKind, String),
         who: Option<String>,
         descriptor: Option<Arc<NodeDescriptor>>,
-        out: &mut Vec<Action>,
     ) {
+        let now = self.now;
         let node = self.cluster.node(ix);
         if !self.replicas.prefers_self(node.id.as_str().as_bytes()) {
             return;
         }
         let instance = node.descriptor.as_ref().map(|d| d.instance);
-        out.push(Action::record(Record::Node {
+        self.out.push(Action::record(Record::Node {
             node: node.id.clone(),
             instance: instance.or(node.confirmed.map(|(i, _)| i)),
             what,

@@ -15,12 +15,12 @@ use super::{Action, ControlOutcome, Policy, Ticket};
 use crate::cluster::{NodeIx, Order, Stage, Wanted};
 use crate::placement::{self, Ask, Choice, Leaving, Operators};
 use crate::places::Claim;
-use crate::time::{Millis, Now};
+use crate::time::Millis;
 use crate::watch::Watched;
 
 impl Policy {
     /// Reviews all executions that a node holds: must one leave?
-    pub(super) fn review_holds(&mut self, now: Now, ix: NodeIx, out: &mut Vec<Action>) {
+    pub(super) fn review_holds(&mut self, ix: NodeIx) {
         let mut ids: Vec<_> = self.cluster.node(ix).holds.iter().copied().collect();
         self.parked_first(ix, &mut ids);
         if self.leave_by(ix).is_some() {
@@ -37,26 +37,21 @@ impl Policy {
                 continue;
             }
             let profile = e.profile;
-            let placed = self.review_one(now, id, ix, out);
+            let placed = self.review_one(id, ix);
             if placed == Placed::NoRoom && plain {
                 in_vain.insert(profile);
             }
         }
     }
 
-    pub(super) fn review_one(
-        &mut self,
-        now: Now,
-        id: ExecutionId,
-        ix: NodeIx,
-        out: &mut Vec<Action>,
-    ) -> Placed {
+    pub(super) fn review_one(&mut self, id: ExecutionId, ix: NodeIx) -> Placed {
+        let now = self.now;
         let Some(e) = self.cluster.execution(id) else {
             return Placed::Moot;
         };
         let started = matches!(e.stage, Stage::Started(..));
         if let Some(cause) = self.loss(now, id) {
-            let placed = self.rebind(now, id, cause, Some(ix), out);
+            let placed = self.rebind(id, cause, Some(ix));
             if placed == Placed::NoRoom {
                 self.wait(id);
             }
@@ -67,19 +62,20 @@ impl Policy {
         }
         let cause = if let Some(cause) = self.must_go(id, ix, started) {
             cause
-        } else if let Some(cause) = self.pressure_on(now, id, ix) {
+        } else if let Some(cause) = self.pressure_on(id, ix) {
             cause
         } else {
             return Placed::Moot;
         };
         if started {
-            self.yield_elsewhere(now, id, ix, cause, out)
+            self.yield_elsewhere(id, ix, cause)
         } else {
-            self.rebind(now, id, cause, Some(ix), out)
+            self.rebind(id, cause, Some(ix))
         }
     }
 
-    fn pressure_on(&self, now: Now, id: ExecutionId, ix: NodeIx) -> Option<Cause> {
+    fn pressure_on(&self, id: ExecutionId, ix: NodeIx) -> Option<Cause> {
+        let now = self.now;
         let e = self.cluster.execution(id)?;
         let node = self.cluster.node(ix);
         if !node.is_fresh(now.mono, &self.config) {
@@ -96,13 +92,13 @@ impl Policy {
         let watched = node
             .watch(e.profile)?
             .pressing(judged, at, e.arrived, floor)?;
-        self.evidence(now, ix, watched)
-            .map(|evidence| Cause::Pressure {
-                evidence: Box::new(evidence),
-            })
+        self.evidence(ix, watched).map(|evidence| Cause::Pressure {
+            evidence: Box::new(evidence),
+        })
     }
 
-    fn evidence(&self, now: Now, ix: NodeIx, watched: &Watched) -> Option<Evidence> {
+    fn evidence(&self, ix: NodeIx, watched: &Watched) -> Option<Evidence> {
+        let now = self.now;
         let node = self.cluster.node(ix);
         let vector = node.vector.as_ref()?;
         Some(Evidence {
@@ -123,14 +119,8 @@ impl Policy {
     }
 
     /// Orders a yield to the best other node. Without one the execution stays.
-    pub(super) fn yield_elsewhere(
-        &mut self,
-        now: Now,
-        id: ExecutionId,
-        ix: NodeIx,
-        cause: Cause,
-        out: &mut Vec<Action>,
-    ) -> Placed {
+    pub(super) fn yield_elsewhere(&mut self, id: ExecutionId, ix: NodeIx, cause: Cause) -> Placed {
+        let now = self.now;
         let Some(e) = self.cluster.execution(id) else {
             return Placed::Moot;
         };
@@ -161,26 +151,22 @@ impl Policy {
             if let Some(e) = self.cluster.execution_mut(id) {
                 e.extra().note = Some(note);
             }
-            return self.nowhere(now, id, &cause, out);
+            return self.nowhere(id, &cause);
         };
-        if !matches!(cause, Cause::Pressure { .. })
-            && self.defers(now, id, self.config.order_grace_ms)
-        {
+        if !matches!(cause, Cause::Pressure { .. }) && self.defers(id, self.config.order_grace_ms) {
             return Placed::Deferred;
         }
-        self.order_yield_to(now, id, choice, cause, None, out);
+        self.order_yield_to(id, choice, cause, None);
         Placed::Yes
     }
 
     /// Orders a yield to the chosen place.
     pub(super) fn order_yield_to(
         &mut self,
-        now: Now,
         id: ExecutionId,
         choice: Choice,
         cause: Cause,
         ticket: Option<Ticket>,
-        out: &mut Vec<Action>,
     ) {
         let profile = self.cluster.execution(id).map(|e| e.profile);
         let profile = profile.and_then(|ix| self.cluster.profiles.get(ix));
@@ -190,37 +176,25 @@ impl Policy {
             decision: Some(choice.decision),
             ..Order::new(Wanted::Yield, cause)
         };
-        self.give_order(now, id, order, ticket, out);
+        self.give_order(id, order, ticket);
     }
 
     /// Orders a yield without a destination: the execution becomes pending.
-    pub(super) fn order_yield(
-        &mut self,
-        now: Now,
-        id: ExecutionId,
-        cause: Cause,
-        out: &mut Vec<Action>,
-    ) {
-        self.give_order(now, id, Order::new(Wanted::Yield, cause), None, out);
+    pub(super) fn order_yield(&mut self, id: ExecutionId, cause: Cause) {
+        self.give_order(id, Order::new(Wanted::Yield, cause), None);
     }
 
     /// Gives an order, and repeats it until an answer or a boundary comes.
-    pub(super) fn give_order(
-        &mut self,
-        now: Now,
-        id: ExecutionId,
-        order: Order,
-        ticket: Option<Ticket>,
-        out: &mut Vec<Action>,
-    ) {
+    pub(super) fn give_order(&mut self, id: ExecutionId, order: Order, ticket: Option<Ticket>) {
+        let now = self.now;
         self.cluster.set_order(id, order);
         // The order is reviewed again even if the shell never answers.
         self.cluster
             .set_due(id, now.mono.plus(self.config.order_repeat_ms));
-        self.send_order(id, ticket, out);
+        self.send_order(id, ticket);
     }
 
-    fn send_order(&self, id: ExecutionId, ticket: Option<Ticket>, out: &mut Vec<Action>) {
+    fn send_order(&mut self, id: ExecutionId, ticket: Option<Ticket>) {
         let Some(e) = self.cluster.execution(id) else {
             return;
         };
@@ -255,7 +229,7 @@ impl Policy {
                 };
                 let profile = self.cluster.profiles.get(e.profile);
                 let substrate = to.devices.id_of(order.claim.device()).to_owned();
-                out.push(Action::Control {
+                self.out.push(Action::Control {
                     node: to.id.clone(),
                     request: ControlRequest::Prepare {
                         execution,
@@ -279,7 +253,7 @@ impl Policy {
                 }
             }
         };
-        out.push(Action::Control {
+        self.out.push(Action::Control {
             node: from,
             request,
             ticket,
@@ -287,13 +261,8 @@ impl Policy {
     }
 
     /// Handles the holder's answer to an order.
-    pub(super) fn ordered(
-        &mut self,
-        now: Now,
-        id: ExecutionId,
-        epoch: u64,
-        outcome: ControlOutcome,
-    ) {
+    pub(super) fn ordered(&mut self, id: ExecutionId, epoch: u64, outcome: ControlOutcome) {
+        let now = self.now;
         let Some(e) = self.cluster.execution_mut(id) else {
             return;
         };
@@ -315,21 +284,22 @@ impl Policy {
                 if e.order()
                     .is_some_and(|o| matches!(o.wants, Wanted::Park(_)))
                 {
-                    self.cannot_park(now, id);
+                    self.cannot_park(id);
                 }
-                self.retry_order(now, id, ix, &reason);
+                self.retry_order(id, ix, &reason);
             }
             // It says nothing of whether the program can be parked.
-            ControlOutcome::Moving(reason) => self.retry_order(now, id, ix, &reason),
+            ControlOutcome::Moving(reason) => self.retry_order(id, ix, &reason),
             ControlOutcome::NotHeld => {
-                self.suspect(now, ix);
-                self.retry_order(now, id, ix, "it does not hold the execution");
+                self.suspect(ix);
+                self.retry_order(id, ix, "it does not hold the execution");
             }
-            ControlOutcome::NoAnswer => self.retry_order(now, id, ix, "it did not answer"),
+            ControlOutcome::NoAnswer => self.retry_order(id, ix, "it did not answer"),
         }
     }
 
-    fn retry_order(&mut self, now: Now, id: ExecutionId, ix: NodeIx, reason: &str) {
+    fn retry_order(&mut self, id: ExecutionId, ix: NodeIx, reason: &str) {
+        let now = self.now;
         let order = self.cluster.clear_order(id);
         let until = now.mono.plus(self.config.order_retry_ms);
         let note = format!(
@@ -345,7 +315,8 @@ impl Policy {
 
     /// Repeats an order that was accepted long ago without a boundary since. The destination stays
     /// if it is still good, else another one is chosen.
-    pub(super) fn repeat_order(&mut self, now: Now, id: ExecutionId, out: &mut Vec<Action>) {
+    pub(super) fn repeat_order(&mut self, id: ExecutionId) {
+        let now = self.now;
         let Some(e) = self.cluster.execution(id) else {
             return;
         };
@@ -362,7 +333,7 @@ impl Policy {
             // Whether to resume is decided again.
             (Wanted::Unpark, _) => return,
             (Wanted::Park(_), _) | (Wanted::Yield, None) => {
-                return self.give_order(now, id, order, None, out);
+                return self.give_order(id, order, None);
             }
             (Wanted::Yield, Some(_)) => {}
         }
@@ -384,43 +355,42 @@ impl Policy {
             choice = choose(&mut self.rankings, &self.cluster, &self.config, now, &ask);
         }
         if let Some(choice) = choice {
-            self.order_yield_to(now, id, choice, order.cause, None, out);
+            self.order_yield_to(id, choice, order.cause, None);
         }
     }
 
     /// Handles an operator's request to move an execution.
     pub(super) fn operator_yield(
         &mut self,
-        now: Now,
         ticket: Ticket,
         id: ExecutionId,
         to: Option<&NodeId>,
         who: &str,
-        out: &mut Vec<Action>,
     ) {
-        match self.plan_yield(now, id, to) {
-            Err(refusal) => out.push(Action::Refuse { ticket, refusal }),
+        let _now = self.now;
+        match self.plan_yield(id, to) {
+            Err(refusal) => self.out.push(Action::Refuse { ticket, refusal }),
             Ok((choice, true)) => {
                 let cause = Cause::Operator {
                     who: who.to_owned(),
                 };
-                self.order_yield_to(now, id, choice, cause, Some(ticket), out);
+                self.order_yield_to(id, choice, cause, Some(ticket));
             }
             Ok((choice, false)) => {
                 let cause = Cause::Operator {
                     who: who.to_owned(),
                 };
-                self.append_bound(now, id, choice, cause, Some(ticket), out);
+                self.append_bound(id, choice, cause, Some(ticket));
             }
         }
     }
 
     fn plan_yield(
         &mut self,
-        now: Now,
         id: ExecutionId,
         to: Option<&NodeId>,
     ) -> Result<(Choice, bool), YieldRefusal> {
+        let now = self.now;
         let e = self.cluster.execution(id).ok_or(YieldRefusal::NotLive)?;
         if e.is_appending() {
             return Err(YieldRefusal::Busy);

@@ -16,14 +16,13 @@ use fiec_schemas::quota::Quota;
 use fiec_schemas::scheduling::Rule;
 use fiec_schemas::{Cause, ExecutionId, Tenant};
 
-use super::{Action, Policy};
+use super::Policy;
 use crate::cluster::{Execution, Stage, Wanted};
 use crate::holds::Trimmed;
 use crate::holds::excess::{self, Has};
 use crate::share::order;
 use crate::share::pause::seconds;
 use crate::share::regret::Regret;
-use crate::time::Now;
 
 /// Most spared executions that a reason names.
 const NAMED: usize = 3;
@@ -52,7 +51,8 @@ struct Entry {
 
 impl Policy {
     /// Finds the tenants that use more than their quota, and trims them.
-    pub(super) fn look_at_quotas(&mut self, now: Now, out: &mut Vec<Action>) {
+    pub(super) fn look_at_quotas(&mut self) {
+        let now = self.now;
         if self.holds.quotas.is_empty() {
             return;
         }
@@ -71,7 +71,7 @@ impl Policy {
         });
         for (tenant, quota) in limited {
             let mine = self.replicas.prefers_self(tenant.as_str().as_bytes());
-            let all = mine.then(|| self.entries_of(now, &tenant)).flatten();
+            let all = mine.then(|| self.entries_of(&tenant)).flatten();
             let over = |all: &[Entry]| excess::exceeds(all.iter().map(|e| &e.has), &quota);
             let enough = all.as_ref().is_some_and(|all| !over(all));
             let Some(all) = all.filter(|_| !enough) else {
@@ -83,13 +83,14 @@ impl Policy {
             };
             let since = *self.holds.over.entry(tenant.clone()).or_insert(now.mono);
             if now.mono.since(since) >= self.config.quota_grace_ms {
-                self.trim(now, &tenant, &quota, all, out);
+                self.trim(&tenant, &quota, all);
             }
         }
     }
 
     /// All reservations of a tenant. None if the table may be out of date.
-    fn entries_of(&self, now: Now, tenant: &Tenant) -> Option<Vec<Entry>> {
+    fn entries_of(&self, tenant: &Tenant) -> Option<Vec<Entry>> {
+        let now = self.now;
         let table = self.holds.tables.get(tenant)?;
         if !table.fresh {
             return None;
@@ -100,7 +101,7 @@ impl Policy {
             let e = self.cluster.execution(entry.execution)?;
             let profile = self.cluster.profiles.get(e.profile);
             let own = entry.by == self.seed;
-            if !own && gave_way(e) && !self.is_gone(now, entry) {
+            if !own && gave_way(e) && !self.is_gone(entry) {
                 // The owner is about to free this reservation.
                 return None;
             }
@@ -145,14 +146,8 @@ impl Policy {
         order.is_some_and(|o| o.wants == Wanted::Yield && o.to.is_none())
     }
 
-    fn trim(
-        &mut self,
-        now: Now,
-        tenant: &Tenant,
-        quota: &Quota,
-        mut all: Vec<Entry>,
-        out: &mut Vec<Action>,
-    ) {
+    fn trim(&mut self, tenant: &Tenant, quota: &Quota, mut all: Vec<Entry>) {
+        let _now = self.now;
         let count = all.len();
         all.retain(|entry| !self.is_going(entry.id));
         let has: Vec<Has> = all.iter().map(|entry| entry.has).collect();
@@ -172,11 +167,11 @@ impl Policy {
                 id, regret, state, ..
             } = &all[n];
             if *state == State::Told {
-                self.tell_again(now, *id, out);
+                self.tell_again(*id);
                 continue;
             }
             let Some(regret) = regret else {
-                self.unreserve(now, tenant, *id);
+                self.unreserve(tenant, *id);
                 continue;
             };
             let mut reason = format!(
@@ -196,11 +191,11 @@ impl Policy {
                 by: None,
                 reason,
             };
-            self.tell(now, *id, cause, 1, out);
+            self.tell(*id, cause, 1);
         }
     }
 
-    fn tell(&mut self, now: Now, id: ExecutionId, cause: Cause, tries: u32, out: &mut Vec<Action>) {
+    fn tell(&mut self, id: ExecutionId, cause: Cause, tries: u32) {
         let Some(e) = self.cluster.execution(id) else {
             return;
         };
@@ -211,18 +206,19 @@ impl Policy {
         };
         self.holds.trimmed.insert(id, trimmed);
         self.stop_waiting(id);
-        self.order_yield(now, id, cause, out);
+        self.order_yield(id, cause);
     }
 
     /// Repeats an order that the holder did not confirm.
-    fn tell_again(&mut self, now: Now, id: ExecutionId, out: &mut Vec<Action>) {
+    fn tell_again(&mut self, id: ExecutionId) {
+        let now = self.now;
         let e = self.cluster.execution(id);
         let waits = e.is_none_or(|e| e.was_told(now.mono));
         if let Some(Trimmed { tries, cause, .. }) = self.holds.trimmed.get(&id)
             && !waits
         {
             let (tries, cause) = (tries.saturating_add(1), cause.clone());
-            self.tell(now, id, cause, tries, out);
+            self.tell(id, cause, tries);
         }
     }
 
@@ -236,7 +232,8 @@ impl Policy {
     }
 
     /// Frees the reservation of an execution that was preempted for its tenant's quota.
-    pub(super) fn left_quota(&mut self, now: Now, id: ExecutionId) {
+    pub(super) fn left_quota(&mut self, id: ExecutionId) {
+        let now = self.now;
         let Some(tenant) = self.tenant(id) else {
             return;
         };
@@ -251,8 +248,9 @@ impl Policy {
     }
 
     /// Frees the reservation of an execution that waits for a place.
-    fn unreserve(&mut self, now: Now, tenant: &Tenant, id: ExecutionId) {
-        self.left_quota(now, id);
+    fn unreserve(&mut self, tenant: &Tenant, id: ExecutionId) {
+        let now = self.now;
+        self.left_quota(id);
         self.holds.unplaced.remove(&id);
         self.stop_waiting(id);
         self.requeue(tenant, id, now.mono);

@@ -13,16 +13,15 @@ use std::sync::Arc;
 use fiec_schemas::scheduling::Rule;
 use fiec_schemas::{Cause, EventKind, ExecutionId, Timestamp};
 
+use super::Policy;
 use super::aside::{GivesWay, is_aside};
 use super::victims::{Victim, WINDOW};
-use super::{Action, Policy};
 use crate::cluster::Stage;
 use crate::placement::{self, Ask, Leaving};
 use crate::profile::Profile;
 use crate::share::order::{self, Discipline, NEVER};
 use crate::share::queue::Waiter;
 use crate::share::tenants::TenantIx;
-use crate::time::Now;
 use crate::view::LedgerView;
 
 /// Most waiting executions in one round.
@@ -43,7 +42,8 @@ pub(super) struct Contender {
 
 impl Policy {
     /// Reads from a message the facts that sharing depends on.
-    pub(super) fn note_sharing(&mut self, now: Now, view: &LedgerView<'_>) {
+    pub(super) fn note_sharing(&mut self, view: &LedgerView<'_>) {
+        let now = self.now;
         let id = view.state.execution;
         let Some(e) = self.cluster.execution_mut(id) else {
             return;
@@ -90,7 +90,7 @@ impl Policy {
         let yielded = view.event(EventKind::Yielded).and_then(|y| y.cause());
         if let Some(Cause::Preempted { rule, by, .. }) = yielded {
             if rule == Rule::Quota {
-                self.left_quota(now, id);
+                self.left_quota(id);
             }
             if let Some(by) = by {
                 self.gave_way(now, by);
@@ -116,7 +116,8 @@ impl Policy {
     }
 
     /// Chooses executions to preempt.
-    pub(super) fn preempt(&mut self, now: Now, out: &mut Vec<Action>) {
+    pub(super) fn preempt(&mut self) {
+        let now = self.now;
         let due = now.mono.since(self.share.reviewed) >= self.config.preempt_review_ms;
         let nobody = self.waiting.is_empty() && self.holds.first.is_none();
         if !due || nobody || self.config.discipline == Discipline::Fifo {
@@ -124,26 +125,27 @@ impl Policy {
         }
         self.share.reviewed = now.mono;
         self.waiting.age(&self.config, now.mono);
-        self.forget_vain_orders(now);
-        let contenders = self.contenders(now);
+        self.forget_vain_orders();
+        let contenders = self.contenders();
         if contenders.is_empty() && self.holds.first.is_none() {
             return;
         }
-        let mut victims = self.victims(now);
+        let mut victims = self.victims();
         for contender in contenders {
-            let Some(chosen) = self.choose_victim(now, &contender, &victims) else {
+            let Some(chosen) = self.choose_victim(&contender, &victims) else {
                 continue;
             };
             let reason = self.reason(&contender, &chosen, &victims);
             let victim = victims.swap_remove(chosen.at);
-            self.give_way(now, victim, &contender, chosen.rule, reason, out);
+            self.give_way(victim, &contender, chosen.rule, reason);
         }
-        self.preempt_for_gang(now, &mut victims, out);
+        self.preempt_for_gang(&mut victims);
     }
 
     /// Drops orders without effect. The holder may have received an order without an answer. As
     /// long as it is left alone, no other execution is preempted in its place.
-    fn forget_vain_orders(&mut self, now: Now) {
+    fn forget_vain_orders(&mut self) {
+        let now = self.now;
         let cluster = &self.cluster;
         self.share.asking.retain(|by, (victim, _)| {
             cluster
@@ -156,12 +158,8 @@ impl Policy {
         });
     }
 
-    pub(super) fn slack_ms(
-        &self,
-        now: Now,
-        profile: &Profile,
-        e: &crate::cluster::Execution,
-    ) -> Option<i64> {
+    pub(super) fn slack_ms(&self, profile: &Profile, e: &crate::cluster::Execution) -> Option<i64> {
+        let now = self.now;
         let deadline = order::deadline(&self.config, profile, e.submitted_at);
         let rest = order::rest_ms(profile, e.attained_ms(now.mono));
         let rest = i64::try_from(rest).unwrap_or(i64::MAX);
@@ -169,11 +167,11 @@ impl Policy {
     }
 
     /// The first executions that lack only a place and for which this replica acts.
-    fn contenders(&mut self, now: Now) -> Vec<Contender> {
+    fn contenders(&mut self) -> Vec<Contender> {
         let profiles: Vec<_> = self.waiting.profiles().take(WINDOW).collect();
         let mut possible = std::collections::BTreeSet::new();
         for profile in profiles {
-            if self.is_only_full(now, profile) {
+            if self.is_only_full(profile) {
                 possible.insert(profile);
             }
         }
@@ -185,7 +183,7 @@ impl Policy {
         });
         let contender = |id| {
             let (waiter, effective) = self.waiting.get(id)?;
-            self.contender(now, id, waiter, effective)
+            self.contender(id, waiter, effective)
         };
         ids.into_iter().filter_map(contender).collect()
     }
@@ -193,14 +191,14 @@ impl Policy {
     /// A waiting, or preempted and parked, execution as a contender.
     pub(super) fn contender(
         &self,
-        now: Now,
         id: ExecutionId,
         waiter: Waiter,
         effective: i32,
     ) -> Option<Contender> {
+        let now = self.now;
         let e = self.cluster.execution(id)?;
         let profile = self.cluster.profiles.get(e.profile)?;
-        let fresh = self.steps_back_for(now, e).is_some();
+        let fresh = self.steps_back_for(e).is_some();
         let waits = e.stage == Stage::Pending || is_aside(e) && e.order().is_none();
         (waits && !e.is_appending() && !fresh).then(|| Contender {
             id,
@@ -211,19 +209,18 @@ impl Policy {
             // Its attained service, independent of its rank.
             level: order::level(&self.config, profile, e.attained_ms(now.mono)),
             rest_ms: order::rest_ms(profile, e.attained_ms(now.mono)),
-            slack_ms: self.slack_ms(now, profile, e),
+            slack_ms: self.slack_ms(profile, e),
         })
     }
 
     pub(super) fn give_way(
         &mut self,
-        now: Now,
         victim: Victim,
         contender: &Contender,
         rule: Rule,
         reason: String,
-        out: &mut Vec<Action>,
     ) {
+        let now = self.now;
         let cause = Cause::Preempted {
             rule,
             by: Some(contender.id),
@@ -260,7 +257,7 @@ impl Policy {
             placement::choose(&mut self.rankings, cluster, config, now, &ask)
         });
         match elsewhere {
-            Some(choice) => self.order_yield_to(now, victim.id, choice, cause, None, out),
+            Some(choice) => self.order_yield_to(victim.id, choice, cause, None),
             None => {
                 let gives = GivesWay {
                     id: victim.id,
@@ -268,7 +265,7 @@ impl Policy {
                     to: contender.id,
                     rest_ms: contender.rest_ms,
                 };
-                self.set_aside(now, gives, cause, out);
+                self.set_aside(gives, cause);
             }
         }
     }

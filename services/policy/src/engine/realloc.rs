@@ -8,8 +8,8 @@ use std::cmp::Reverse;
 use fiec_schemas::scheduling::WhenUnviable;
 use fiec_schemas::{Cause, EventKind, ExecutionId, Signal};
 
+use super::Policy;
 use super::bind::Placed;
-use super::{Action, Policy};
 use crate::cluster::{Execution, NodeIx, Order, Presence, Stage, Wanted};
 use crate::placement::{self, Ask, Leaving};
 use crate::places::Claim;
@@ -30,7 +30,8 @@ const PROGRAM: &str = "program";
 
 impl Policy {
     /// Reads from a message whether the execution is parked, and whether it asks for more.
-    pub(super) fn note_parking(&mut self, now: Now, view: &LedgerView<'_>) {
+    pub(super) fn note_parking(&mut self, view: &LedgerView<'_>) {
+        let now = self.now;
         let id = view.state.execution;
         let (parked, unparked) = (
             view.event(EventKind::Parked),
@@ -89,13 +90,8 @@ impl Policy {
 
     /// Handles an execution whose place is not viable, or lacks what it asks for, when no other
     /// node can take it.
-    pub(super) fn nowhere(
-        &mut self,
-        now: Now,
-        id: ExecutionId,
-        cause: &Cause,
-        out: &mut Vec<Action>,
-    ) -> Placed {
+    pub(super) fn nowhere(&mut self, id: ExecutionId, cause: &Cause) -> Placed {
+        let now = self.now;
         let Some(e) = self.cluster.execution(id) else {
             return Placed::Moot;
         };
@@ -109,12 +105,12 @@ impl Policy {
         };
         let wanted = self.cluster.profiles.get(e.profile);
         let wanted = wanted.map_or(WhenUnviable::Cheapest, |p| p.when_unviable);
-        let at_risk_ms = self.since_commit_ms(now, id);
+        let at_risk_ms = self.since_commit_ms(id);
         // A pause is expected to last as long again as it has lasted.
         let lasted = e
             .parked()
             .map_or(0, |p| now.mono.since(now.moment_of(p.at)));
-        let pause = self.pause_of(now, id, ASKED_MS.max(lasted));
+        let pause = self.pause_of(id, ASKED_MS.max(lasted));
         let weighed = unviable::weigh(wanted, pressure.as_ref(), pause.as_ref(), at_risk_ms);
         let full = e.stage.node().is_some_and(|ix| self.memory_presses(ix));
         let answer = match (e.parked(), weighed.answer) {
@@ -129,7 +125,7 @@ impl Policy {
             Answer::Wait(keep) => Wanted::Park(keep),
             Answer::Suspend => Wanted::Yield,
         };
-        if pressure.is_none() && self.defers(now, id, self.config.order_grace_ms) {
+        if pressure.is_none() && self.defers(id, self.config.order_grace_ms) {
             return Placed::Deferred;
         }
         let cause = match cause {
@@ -144,12 +140,13 @@ impl Policy {
                 ),
             },
         };
-        self.give_order(now, id, Order::new(wants, cause), None, out);
+        self.give_order(id, Order::new(wants, cause), None);
         Placed::Yes
     }
 
     /// Time since an execution's last commit, in ms.
-    fn since_commit_ms(&self, now: Now, id: ExecutionId) -> u64 {
+    fn since_commit_ms(&self, id: ExecutionId) -> u64 {
+        let now = self.now;
         let committed = self.share.rhythms.get(&id).and_then(|r| r.last);
         let since = self.cluster.execution(id).map_or(now.mono, |e| e.since);
         now.mono
@@ -158,7 +155,8 @@ impl Policy {
 
     /// An execution's memory, and how much of it its node could keep during a pause. None if the
     /// node does not park or the execution cannot.
-    pub(super) fn pause_of(&self, now: Now, id: ExecutionId, expected_ms: u64) -> Option<Pause> {
+    pub(super) fn pause_of(&self, id: ExecutionId, expected_ms: u64) -> Option<Pause> {
+        let now = self.now;
         let e = self.cluster.execution(id)?;
         let node = self.cluster.node(e.stage.node()?);
         let descriptor = node.descriptor.as_ref()?;
@@ -211,12 +209,8 @@ impl Policy {
     }
 
     /// Moves an execution to a node with more if its program has asked for more.
-    pub(super) fn look_at_wish(
-        &mut self,
-        now: Now,
-        id: ExecutionId,
-        out: &mut Vec<Action>,
-    ) -> bool {
+    pub(super) fn look_at_wish(&mut self, id: ExecutionId) -> bool {
+        let now = self.now;
         let Some(e) = self.cluster.execution(id) else {
             return false;
         };
@@ -243,7 +237,7 @@ impl Policy {
         let cause = Cause::Asked {
             reason: format!("{}, and {node} has not granted that", words.join(" and ")),
         };
-        let placed = self.yield_elsewhere(now, id, ix, cause, out);
+        let placed = self.yield_elsewhere(id, ix, cause);
         if matches!(placed, Placed::NoRoom | Placed::Moot) {
             let again = now.mono.plus(self.config.order_retry_ms);
             self.cluster.set_due(id, again);
@@ -298,14 +292,16 @@ impl Policy {
     }
 
     /// Notes that the holder does not park it.
-    pub(super) fn cannot_park(&mut self, now: Now, id: ExecutionId) {
+    pub(super) fn cannot_park(&mut self, id: ExecutionId) {
+        let now = self.now;
         if let Some(e) = self.cluster.execution_mut(id) {
             e.extra().cannot_park = Some(now.mono.plus(CANNOT_PARK_MS));
         }
     }
 
     /// Resumes parked executions: in place if the node is viable and has a slot, or elsewhere.
-    pub(super) fn look_at_parked(&mut self, now: Now, out: &mut Vec<Action>) {
+    pub(super) fn look_at_parked(&mut self) {
+        let now = self.now;
         if now.mono.since(self.realloc.looked) < LOOK_MS {
             return;
         }
@@ -327,12 +323,13 @@ impl Policy {
                 (since.map(|p| p.at), *id)
             });
             for id in parked {
-                self.look_at_one_parked(now, id, ix, out);
+                self.look_at_one_parked(id, ix);
             }
         }
     }
 
-    fn look_at_one_parked(&mut self, now: Now, id: ExecutionId, ix: NodeIx, out: &mut Vec<Action>) {
+    fn look_at_one_parked(&mut self, id: ExecutionId, ix: NodeIx) {
+        let now = self.now;
         let Some(e) = self.cluster.execution(id) else {
             return;
         };
@@ -341,7 +338,7 @@ impl Policy {
             return;
         }
         if super::aside::is_aside(e) {
-            return self.look_at_aside(now, id, ix, out);
+            return self.look_at_aside(id, ix);
         }
         let profile = self.cluster.profiles.get(e.profile);
         let judged = node.judged(profile, e.device());
@@ -360,13 +357,13 @@ impl Policy {
         }
         let stays = match &why {
             // Its request fits here once other executions have left.
-            Some(Cause::Asked { .. }) => alone && self.would_fit(now, id, ix),
+            Some(Cause::Asked { .. }) => alone && self.would_fit(id, ix),
             _ => room,
         };
         if presses || !stays {
-            return self.move_parked(now, id, ix, why, out);
+            return self.move_parked(id, ix, why);
         }
-        if self.is_outranked(now, id) || self.defers(now, id, self.config.order_grace_ms) {
+        if self.is_outranked(id) || self.defers(id, self.config.order_grace_ms) {
             return;
         }
         let cause = match why {
@@ -384,11 +381,12 @@ impl Policy {
                 },
             )
         };
-        self.give_order(now, id, order, None, out);
+        self.give_order(id, order, None);
     }
 
     /// True if a node has what an execution asks for, not counting the execution itself.
-    fn would_fit(&mut self, now: Now, id: ExecutionId, ix: NodeIx) -> bool {
+    fn would_fit(&mut self, id: ExecutionId, ix: NodeIx) -> bool {
+        let now = self.now;
         let Some(e) = self.cluster.execution(id) else {
             return false;
         };
@@ -409,15 +407,9 @@ impl Policy {
     }
 
     /// Resumes a parked execution on another node with a free slot; σ is committed.
-    fn move_parked(
-        &mut self,
-        now: Now,
-        id: ExecutionId,
-        ix: NodeIx,
-        why: Option<Cause>,
-        out: &mut Vec<Action>,
-    ) {
-        if self.is_outranked(now, id) {
+    fn move_parked(&mut self, id: ExecutionId, ix: NodeIx, why: Option<Cause>) {
+        let now = self.now;
+        if self.is_outranked(id) {
             return;
         }
         let Some(e) = self.cluster.execution(id) else {
@@ -436,19 +428,20 @@ impl Policy {
         };
         let choice = placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &ask);
         let Some(choice) = choice else { return };
-        if self.defers(now, id, self.config.order_grace_ms) {
+        if self.defers(id, self.config.order_grace_ms) {
             return;
         }
         let cause = match why {
             Some(cause @ (Cause::Unviable { .. } | Cause::Asked { .. })) => cause,
             _ => Cause::Balance,
         };
-        self.order_yield_to(now, id, choice, cause, None, out);
+        self.order_yield_to(id, choice, cause, None);
     }
 
     /// True if a waiting execution goes before a parked one. Executions that were just tried
     /// without a place do not count.
-    pub(super) fn is_outranked(&self, now: Now, id: ExecutionId) -> bool {
+    pub(super) fn is_outranked(&self, id: ExecutionId) -> bool {
+        let now = self.now;
         let take_ms = self.config.take_ms;
         let mut promised = self.share.promised.values();
         if promised.any(|at| now.mono.since(*at) < take_ms) {

@@ -15,12 +15,12 @@ use super::bind::Placed;
 use super::{Action, Policy};
 use crate::cluster::{NodeIx, Presence, Stage};
 use crate::execution::Missing;
-use crate::time::Now;
 
 impl Policy {
     /// Asks a node what it holds, if executions have started there and the last question is old
     /// enough.
-    pub(super) fn ask_for_holdings(&mut self, now: Now, ix: NodeIx, out: &mut Vec<Action>) {
+    pub(super) fn ask_for_holdings(&mut self, ix: NodeIx) {
+        let now = self.now;
         let interval = self.config.holdings_ms;
         let node = self.cluster.node_quietly(ix);
         let started = node.started.saturating_add(node.parked);
@@ -29,26 +29,21 @@ impl Policy {
         }
         node.holdings_asked = now.mono;
         node.holdings_due = now.mono.plus(interval);
-        out.push(Action::AskHoldings {
+        self.out.push(Action::AskHoldings {
             node: node.id.clone(),
         });
     }
 
     /// A node said that it does not hold an execution: ask it for all holdings at once.
-    pub(super) fn suspect(&mut self, now: Now, ix: NodeIx) {
+    pub(super) fn suspect(&mut self, ix: NodeIx) {
+        let now = self.now;
         let node = self.cluster.node_quietly(ix);
         node.holdings_due = node.holdings_due.min(now.mono);
     }
 
     /// Compares the executions that have started on a node with the node's answer.
-    pub(super) fn reconcile(
-        &mut self,
-        now: Now,
-        name: &NodeId,
-        instance: InstanceId,
-        held: &[Holding],
-        out: &mut Vec<Action>,
-    ) {
+    pub(super) fn reconcile(&mut self, name: &NodeId, instance: InstanceId, held: &[Holding]) {
+        let now = self.now;
         let Some(ix) = self.cluster.find(name) else {
             return;
         };
@@ -87,22 +82,17 @@ impl Policy {
             node.holdings_due = node.holdings_due.min(now.mono.plus(confirm_ms));
         }
         for id in orphans {
-            self.bind_orphan(now, id, ix, out);
+            self.bind_orphan(id, ix);
         }
     }
 
     /// Binds an execution again that its node does not hold.
-    pub(super) fn bind_orphan(
-        &mut self,
-        now: Now,
-        id: ExecutionId,
-        ix: NodeIx,
-        out: &mut Vec<Action>,
-    ) {
+    pub(super) fn bind_orphan(&mut self, id: ExecutionId, ix: NodeIx) {
+        let now = self.now;
         let Some(cause) = self.loss(now, id) else {
             return;
         };
-        if self.rebind(now, id, cause, Some(ix), out) == Placed::NoRoom {
+        if self.rebind(id, cause, Some(ix)) == Placed::NoRoom {
             self.wait(id);
         }
     }

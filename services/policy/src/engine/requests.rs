@@ -8,18 +8,12 @@ use fiec_schemas::{Cause, Event, ExecutionId, RequestKind};
 
 use super::{Action, Policy};
 use crate::cluster::Stage;
-use crate::time::Now;
 
 impl Policy {
     /// Appends what was requested of an execution that would be bound again for this cause. Returns
     /// false if nothing was.
-    pub(super) fn carry_out_request(
-        &mut self,
-        now: Now,
-        id: ExecutionId,
-        cause: &Cause,
-        out: &mut Vec<Action>,
-    ) -> bool {
+    pub(super) fn carry_out_request(&mut self, id: ExecutionId, cause: &Cause) -> bool {
+        let now = self.now;
         let Some(e) = self.cluster.execution_mut(id) else {
             return false;
         };
@@ -45,7 +39,7 @@ impl Policy {
             events,
             ticket: None,
         };
-        out.push(append);
+        self.out.push(append);
         self.cluster.clear_order(id);
         self.stop_waiting(id);
         true

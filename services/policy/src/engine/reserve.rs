@@ -28,7 +28,7 @@ use super::{Action, Policy};
 use crate::cluster::Stage;
 use crate::holds::Fate;
 use crate::holds::reserve::{Change, Denied, Sum};
-use crate::time::{Millis, Now};
+use crate::time::Millis;
 
 /// Most sets of reservations in one change.
 const SETS: usize = 256;
@@ -121,11 +121,11 @@ impl Policy {
     /// Stores a tenant's reservations.
     pub(super) fn reserved(
         &mut self,
-        now: Now,
         tenant: &Tenant,
         table: Option<(Sequence, &Reservations)>,
         answer: bool,
     ) {
+        let now = self.now;
         let Some((seq, table)) = table else {
             return self.not_reserved(tenant);
         };
@@ -162,7 +162,8 @@ impl Policy {
     }
 
     /// Finds unused reservations, and executions that run without one.
-    pub(super) fn sweep_reservations(&mut self, now: Now) {
+    pub(super) fn sweep_reservations(&mut self) {
+        let now = self.now;
         let old = |at: &Millis, ms: u64| now.mono.since(*at) >= ms;
         let mut orphans = Vec::new();
         let mut requeue = Vec::new();
@@ -238,11 +239,12 @@ impl Policy {
     }
 
     /// Requests wanted and free reservations, one change of a tenant at a time.
-    pub(super) fn ask_for_reservations(&mut self, now: Now, out: &mut Vec<Action>) {
+    pub(super) fn ask_for_reservations(&mut self) {
+        let now = self.now;
         let mut tenants: BTreeSet<Tenant> = self.holds.queue.keys().cloned().collect();
         let free = self.holds.tables.iter();
         let free = free.filter(|(_, table)| {
-            let widowed = |entry| self.is_gone(now, entry);
+            let widowed = |entry| self.is_gone(entry);
             !table.to_free.is_empty() || table.entries.values().any(widowed)
         });
         tenants.extend(free.map(|(tenant, _)| tenant.clone()));
@@ -259,10 +261,10 @@ impl Policy {
                 ..Change::default()
             };
             let unread = !table.fresh;
-            self.plan_freeing(now, &tenant, &mut change, out);
-            self.plan_taking(now, &tenant, &mut change);
+            self.plan_freeing(&tenant, &mut change);
+            self.plan_taking(&tenant, &mut change);
             self.plan_adopting(&tenant, &mut change);
-            self.plan_reserving(now, &tenant, &mut change);
+            self.plan_reserving(&tenant, &mut change);
             if change.is_empty() && !unread {
                 continue;
             }
@@ -272,7 +274,7 @@ impl Policy {
             for id in &table.freeing {
                 table.to_free.remove(id);
             }
-            out.push(Action::Reserve {
+            self.out.push(Action::Reserve {
                 quota: self.holds.quotas.get(&tenant).cloned(),
                 tenant,
                 change: Box::new(change),
@@ -280,7 +282,8 @@ impl Policy {
         }
     }
 
-    fn plan_reserving(&mut self, now: Now, tenant: &Tenant, change: &mut Change) {
+    fn plan_reserving(&mut self, tenant: &Tenant, change: &mut Change) {
+        let now = self.now;
         let Some(queue) = self.holds.queue.get(tenant) else {
             return;
         };

@@ -22,13 +22,12 @@ use std::collections::BTreeSet;
 use fiec_schemas::substrate::HOST;
 use fiec_schemas::{Cause, ExecutionId, Signal};
 
-use super::{Action, Policy};
+use super::Policy;
 use crate::cluster::{NodeIx, Presence};
 use crate::placement::{self, Ask, Choice, Leaving};
 use crate::places::{Claim, DeviceIx};
 use crate::profile::ProfileIx;
 use crate::share::regret::{move_ms, residency_ms};
-use crate::time::Now;
 
 /// Interval between two reviews of devices, in ms.
 const REVIEW_MS: u64 = 1_000;
@@ -52,12 +51,13 @@ struct Holder {
 
 impl Policy {
     /// Looks for better places for executions on devices.
-    pub(super) fn reallocate(&mut self, now: Now, out: &mut Vec<Action>) {
+    pub(super) fn reallocate(&mut self) {
+        let now = self.now;
         if !self.config.reallocate || now.mono.since(self.realloc.reviewed) < REVIEW_MS {
             return;
         }
         self.realloc.reviewed = now.mono;
-        let any = self.note_idle(now);
+        let any = self.note_idle();
         if !any {
             return;
         }
@@ -72,7 +72,7 @@ impl Policy {
             .collect();
         if waits.is_empty() {
             self.realloc.freed_for.clear();
-            return self.upgrade(now, out);
+            return self.upgrade();
         }
         // Another execution already yields for these.
         let asking = self.share.asking.keys();
@@ -82,7 +82,7 @@ impl Policy {
             .collect();
         for profile in waits {
             if !self.realloc.freed_for.contains_key(&profile) && !served.contains(&profile) {
-                self.downgrade_for(now, profile, out);
+                self.downgrade_for(profile);
             }
         }
     }
@@ -93,7 +93,8 @@ impl Policy {
     }
 
     /// Notes the idle devices. Returns true if there are devices at all.
-    fn note_idle(&mut self, now: Now) -> bool {
+    fn note_idle(&mut self) -> bool {
+        let now = self.now;
         let mut any = false;
         let mut idle = BTreeSet::new();
         for (ix, node) in self.cluster.nodes() {
@@ -115,18 +116,19 @@ impl Policy {
     }
 
     /// Executions on devices that may move now.
-    fn holders(&self, now: Now, upgrade: bool) -> Vec<Holder> {
+    fn holders(&self, upgrade: bool) -> Vec<Holder> {
         let nodes = self.cluster.nodes();
         let up = nodes.filter(|(_, n)| {
             n.presence == Presence::Up && !n.devices.is_empty() && !n.is_draining()
         });
         let all = up.flat_map(|(ix, node)| node.holds.iter().map(move |id| (ix, *id)));
-        all.filter_map(|(ix, id)| self.holder(now, ix, id, upgrade))
+        all.filter_map(|(ix, id)| self.holder(ix, id, upgrade))
             .take(HOLDERS)
             .collect()
     }
 
-    fn holder(&self, now: Now, node: NodeIx, id: ExecutionId, upgrade: bool) -> Option<Holder> {
+    fn holder(&self, node: NodeIx, id: ExecutionId, upgrade: bool) -> Option<Holder> {
+        let now = self.now;
         let e = self.cluster.execution(id)?;
         let device = e.device()?;
         let profile = self.cluster.profiles.get(e.profile)?;
@@ -152,7 +154,8 @@ impl Policy {
     }
 
     /// The best other free device for an execution.
-    fn elsewhere(&mut self, now: Now, holder: &Holder) -> Option<(Choice, DeviceIx)> {
+    fn elsewhere(&mut self, holder: &Holder) -> Option<(Choice, DeviceIx)> {
+        let now = self.now;
         let e = self.cluster.execution(holder.id)?;
         let ask = Ask {
             avoid: e.avoided(),
@@ -165,7 +168,8 @@ impl Policy {
         Some((choice, device))
     }
 
-    fn downgrade_for(&mut self, now: Now, waits: ProfileIx, out: &mut Vec<Action>) {
+    fn downgrade_for(&mut self, waits: ProfileIx) {
+        let now = self.now;
         let plain = Ask::new(waits, &[]);
         let placed =
             placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &plain);
@@ -173,7 +177,7 @@ impl Policy {
             // The execution is bound in its turn.
             return;
         }
-        for holder in self.holders(now, false) {
+        for holder in self.holders(false) {
             let ask = Ask {
                 only: Some(holder.node),
                 counted: Some((holder.node, holder.claim)),
@@ -184,7 +188,7 @@ impl Policy {
             if would.and_then(|choice| choice.device) != Some(holder.device) {
                 continue;
             }
-            let Some((choice, to)) = self.elsewhere(now, &holder) else {
+            let Some((choice, to)) = self.elsewhere(&holder) else {
                 continue;
             };
             let reason = format!(
@@ -197,12 +201,13 @@ impl Policy {
                 reason,
             };
             self.realloc.freed_for.insert(waits, now.mono);
-            return self.order_yield_to(now, holder.id, choice, cause, None, out);
+            return self.order_yield_to(holder.id, choice, cause, None);
         }
     }
 
     /// Moves the first execution that gains. The others are reviewed after that move.
-    fn upgrade(&mut self, now: Now, out: &mut Vec<Action>) {
+    fn upgrade(&mut self) {
+        let now = self.now;
         let dwell = self.config.upgrade_dwell_ms;
         let idle = self.realloc.idle.values();
         if idle
@@ -212,14 +217,14 @@ impl Policy {
         {
             return;
         }
-        for holder in self.holders(now, true) {
+        for holder in self.holders(true) {
             let busy = self.busy(&holder);
             let prefers = self.cluster.profiles.get(holder.profile);
             let prefers = prefers.is_some_and(|p| p.prefers.device.is_some());
             let Some(busy) = busy.filter(|b| prefers && *b >= self.config.device_bound) else {
                 continue;
             };
-            let Some((choice, to)) = self.elsewhere(now, &holder) else {
+            let Some((choice, to)) = self.elsewhere(&holder) else {
                 continue;
             };
             let since = self.realloc.idle.get(&(choice.node, to));
@@ -249,7 +254,7 @@ impl Policy {
                 upgrade: true,
                 reason,
             };
-            return self.order_yield_to(now, holder.id, choice, cause, None, out);
+            return self.order_yield_to(holder.id, choice, cause, None);
         }
     }
 

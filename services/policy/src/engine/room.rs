@@ -10,7 +10,7 @@ use crate::holds::room::{Group, KeptPlaces, Room, Rooms, Space, has_places};
 use crate::placement;
 use crate::places::{Claim, DeviceIx, Taken};
 use crate::profile::ProfileIx;
-use crate::time::{Millis, Now};
+use crate::time::Millis;
 
 /// Most nodes for which the start of a gang is estimated.
 const RECKONED: usize = 1_024;
@@ -18,7 +18,8 @@ const RECKONED: usize = 1_024;
 impl Policy {
     /// Fills in the places where the gang could run. None if the empty cluster has no room for all
     /// of it.
-    pub(super) fn with_places(&mut self, now: Now, mut gang: First) -> Option<First> {
+    pub(super) fn with_places(&mut self, mut gang: First) -> Option<First> {
+        let now = self.now;
         let mut counts: BTreeMap<ProfileIx, u32> = BTreeMap::new();
         for id in &gang.members {
             let e = self.cluster.execution(*id)?;
@@ -40,7 +41,7 @@ impl Policy {
             return None;
         }
         gang.places = Arc::new(KeptPlaces::of(&rooms, &groups));
-        gang.ends = self.room_at(now, &rooms, &groups);
+        gang.ends = self.room_at(&rooms, &groups);
         Some(gang)
     }
 
@@ -67,7 +68,8 @@ impl Policy {
 
     /// Estimates when all members will find slots and devices, from the run times that clients
     /// state. None if those do not suffice. `all`: the candidate nodes, empty.
-    fn room_at(&self, now: Now, all: &Rooms, groups: &[Group]) -> Option<Millis> {
+    fn room_at(&self, all: &Rooms, groups: &[Group]) -> Option<Millis> {
+        let now = self.now;
         if all.len() > RECKONED {
             return None;
         }

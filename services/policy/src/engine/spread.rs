@@ -17,7 +17,6 @@ use super::{Action, Policy};
 use crate::cluster::{Presence, Stage};
 use crate::holds::{Fate, Seen};
 use crate::spread::{Member, Orphan};
-use crate::time::Now;
 use crate::view::LedgerView;
 
 /// Most executions of each kind that one round handles.
@@ -27,7 +26,8 @@ const REASON_LIMIT: usize = 400;
 
 impl Policy {
     /// Reads from a message of a live execution how it is spread.
-    pub(super) fn note_spread(&mut self, now: Now, view: &LedgerView<'_>) {
+    pub(super) fn note_spread(&mut self, view: &LedgerView<'_>) {
+        let now = self.now;
         let Some(spreading) = &view.state.spread else {
             return;
         };
@@ -101,13 +101,14 @@ impl Policy {
         let is_anew =
             view.event(EventKind::Healed).is_some() || self.spread.holders.contains_key(&id);
         self.spread.members.insert(id, member);
-        self.note_dropped(now, id, is_anew);
+        self.note_dropped(id, is_anew);
     }
 
     /// Finds parts that their holder does not list because its ledger began again without them.
     /// Each message of a part compares that part. All parts of a holder are compared when its
     /// ledger begins again or is read after theirs.
-    fn note_dropped(&mut self, now: Now, id: ExecutionId, is_anew: bool) {
+    fn note_dropped(&mut self, id: ExecutionId, is_anew: bool) {
+        let now = self.now;
         let members = &self.spread.members;
         let of = |part: ExecutionId| members.get(&part)?.spreading.part_of;
         let mut dropped: Vec<_> = of(id).map(|holder| (id, holder)).into_iter().collect();
@@ -141,7 +142,6 @@ impl Policy {
     /// `part_of`: its holder, if known. `why`: who cancelled it, or why it failed.
     pub(super) fn note_part_end(
         &mut self,
-        now: Now,
         id: ExecutionId,
         part_of: Option<ExecutionId>,
         (phase, why): (PhaseKind, Option<&str>),
@@ -155,14 +155,15 @@ impl Policy {
             _ => format!("policy: {id}, of which it is a part, {}", fate.in_words()),
         };
         for part in parts {
-            self.disown(now, part.id, &who);
+            self.disown(part.id, &who);
         }
         if let Some(holder) = holder {
             self.part_ended(holder, id, fate, why);
         }
     }
 
-    fn disown(&mut self, now: Now, part: ExecutionId, who: &str) {
+    fn disown(&mut self, part: ExecutionId, who: &str) {
+        let now = self.now;
         if self.spread.ended.remove(&part).is_none() {
             let orphan = Orphan {
                 who: who.to_owned(),
@@ -218,7 +219,7 @@ impl Policy {
         let of = holder.and_then(|holder| self.spread.members.get(&holder));
         let out = of.is_some_and(|m| m.part(id).is_some());
         if let Some(holder) = holder.filter(|_| out && !self.spread.ended.contains_key(&id)) {
-            let again = self.share.now.mono.plus(2 * self.config.look_ms);
+            let again = self.now.mono.plus(2 * self.config.look_ms);
             self.spread.unknown.insert(id, (holder, again));
         }
         self.spread.failing.remove(&id);
@@ -236,7 +237,7 @@ impl Policy {
     }
 
     /// Handles the result of a look at the ledger of an unknown part or holder.
-    pub(super) fn spread_seen(&mut self, now: Now, id: ExecutionId, seen: Seen) {
+    pub(super) fn spread_seen(&mut self, id: ExecutionId, seen: Seen) {
         if self.knows(id) {
             self.spread.holders.remove(&id);
             return;
@@ -260,27 +261,29 @@ impl Policy {
             .map(|(part, _)| *part)
             .collect();
         for part in parts {
-            self.disown(now, part, &who);
+            self.disown(part, &who);
         }
     }
 
     /// The periodic work: makes parts, gives them back, ends executions, and lets ranges grow.
-    pub(super) fn look_at_spread(&mut self, now: Now, out: &mut Vec<Action>) {
+    pub(super) fn look_at_spread(&mut self) {
+        let now = self.now;
         if self.spread.is_idle() {
             return;
         }
-        self.look_for_unknown(now, out);
-        self.end_orphans(now, out);
-        self.fail_without_part(now, out);
+        self.look_for_unknown();
+        self.end_orphans();
+        self.fail_without_part();
         if now.mono.since(self.spread.looked) >= self.config.spread_look_ms {
             self.spread.looked = now.mono;
-            self.give_back(now, out);
-            self.grow(now, out);
+            self.give_back();
+            self.grow();
         }
     }
 
     /// Looks up unknown parts and holders, and makes parts that do not exist yet.
-    fn look_for_unknown(&mut self, now: Now, out: &mut Vec<Action>) {
+    fn look_for_unknown(&mut self) {
+        let now = self.now;
         let again = now.mono.plus(2 * self.config.look_ms);
         let due = self.spread.unknown.iter();
         let due = due.filter(|(_, (_, at))| *at <= now.mono);
@@ -295,7 +298,7 @@ impl Policy {
                 continue;
             };
             self.spread.unknown.insert(part, (holder, again));
-            out.push(Action::MakePart {
+            self.out.push(Action::MakePart {
                 part,
                 holder,
                 tenant,
@@ -316,7 +319,7 @@ impl Policy {
                 continue;
             };
             self.spread.holders.insert(holder, again);
-            out.push(Action::Lookup {
+            self.out.push(Action::Lookup {
                 execution: holder,
                 tenant,
             });
@@ -324,16 +327,17 @@ impl Policy {
     }
 
     /// Gives parts back that found no place while their holders wait for them.
-    fn give_back(&mut self, now: Now, out: &mut Vec<Action>) {
+    fn give_back(&mut self) {
+        let _now = self.now;
         let members = self.spread.members.iter();
         let waited: Vec<_> = members
             .filter(|(id, _)| !self.spread.failing.contains_key(id))
             .filter_map(|(holder, _)| Some((*holder, self.spread.awaited_by(*holder)?.id)))
-            .filter(|(_, part)| self.has_no_place(now, *part))
+            .filter(|(_, part)| self.has_no_place(*part))
             .take(AT_ONCE)
             .collect();
         for (holder, part) in waited {
-            if self.defers(now, part, self.config.grace_ms) {
+            if self.defers(part, self.config.grace_ms) {
                 continue;
             }
             self.stop_waiting(part);
@@ -341,7 +345,7 @@ impl Policy {
                 continue;
             };
             e.begin_append();
-            out.push(Action::Append {
+            self.out.push(Action::Append {
                 execution: part,
                 tenant: e.tenant.clone(),
                 expected: e.seq,
@@ -352,7 +356,8 @@ impl Policy {
     }
 
     /// True for a part without parts of its own that has waited for a place for the dwell time.
-    fn has_no_place(&self, now: Now, part: ExecutionId) -> bool {
+    fn has_no_place(&self, part: ExecutionId) -> bool {
+        let now = self.now;
         let alone = self.spread.members.get(&part);
         let alone = alone.is_some_and(|m| m.spreading.parts.is_empty());
         let e = self.cluster.execution(part).filter(|_| alone);
@@ -363,7 +368,8 @@ impl Policy {
     }
 
     /// Cancels parts whose holders have ended.
-    fn end_orphans(&mut self, now: Now, out: &mut Vec<Action>) {
+    fn end_orphans(&mut self) {
+        let now = self.now;
         let due = self.spread.orphans.iter();
         let due: Vec<_> = due
             .filter(|(_, orphan)| orphan.again <= now.mono)
@@ -391,11 +397,11 @@ impl Policy {
                 Stage::Started(ix, _) if !lost(ix) => Some(ix),
                 _ => None,
             };
-            if e.is_appending() || self.defers(now, part, self.config.grace_ms) {
+            if e.is_appending() || self.defers(part, self.config.grace_ms) {
                 continue;
             }
             match on {
-                Some(ix) => out.push(Action::Control {
+                Some(ix) => self.out.push(Action::Control {
                     node: self.cluster.node(ix).id.clone(),
                     request: ControlRequest::Cancel {
                         execution: part,
@@ -403,13 +409,14 @@ impl Policy {
                     },
                     ticket: None,
                 }),
-                None => self.end(now, part, Event::Cancelled { who }, out),
+                None => self.end(part, Event::Cancelled { who }),
             }
         }
     }
 
     /// Fails holders of a failed part. A running holder yields first.
-    fn fail_without_part(&mut self, now: Now, out: &mut Vec<Action>) {
+    fn fail_without_part(&mut self) {
+        let now = self.now;
         let failing = self.spread.failing.iter();
         let failing: Vec<_> = failing
             .map(|(id, (part, reason))| (*id, *part, reason.clone()))
@@ -424,8 +431,8 @@ impl Policy {
                 _ if e.is_appending() => {}
                 Stage::Started(..) if e.order().is_some() => {}
                 Stage::Started(..) => {
-                    if !e.was_told(now.mono) && !self.defers(now, id, self.config.order_grace_ms) {
-                        self.order_yield(now, id, Cause::PartFailed { part, reason }, out);
+                    if !e.was_told(now.mono) && !self.defers(id, self.config.order_grace_ms) {
+                        self.order_yield(id, Cause::PartFailed { part, reason });
                     }
                 }
                 _ => {
@@ -434,17 +441,18 @@ impl Policy {
                         stderr: String::new(),
                         fault: Some(Box::new(Fault::Part { id: part })),
                     };
-                    self.end(now, id, failed, out);
+                    self.end(id, failed);
                 }
             }
         }
     }
 
-    fn end(&mut self, now: Now, id: ExecutionId, event: Event, out: &mut Vec<Action>) {
-        if self.defers(now, id, self.config.grace_ms) {
+    fn end(&mut self, id: ExecutionId, event: Event) {
+        let _now = self.now;
+        if self.defers(id, self.config.grace_ms) {
             return;
         }
-        self.end_with(id, event, out);
+        self.end_with(id, event);
     }
 
     /// For people: the part that an execution waits for, or because of which it fails.

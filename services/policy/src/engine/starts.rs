@@ -3,9 +3,9 @@
 use fiec_schemas::messages::NodeEventKind;
 use fiec_schemas::{Cause, EventKind, Fault};
 
-use super::{Action, Policy};
+use super::Policy;
 use crate::cluster::NodeIx;
-use crate::time::{Millis, Now};
+use crate::time::Millis;
 use crate::view::LedgerView;
 
 /// A start that failed: the fault and the worker's words.
@@ -25,11 +25,10 @@ impl Policy {
     /// was bound at `arrived`.
     pub(super) fn note_starts(
         &mut self,
-        now: Now,
         view: &LedgerView<'_>,
         (writer, arrived): (Option<NodeIx>, Millis),
-        out: &mut Vec<Action>,
     ) {
+        let now = self.now;
         let Some(ix) = writer.filter(|_| self.loaded) else {
             return;
         };
@@ -51,14 +50,14 @@ impl Policy {
             if self.cluster.node_mut(ix).starts.succeeded(&program, bound) {
                 self.dirty = true;
                 let detail = format!("{program} computes there");
-                self.record(now, ix, NodeEventKind::StartsAgain, detail, None, out);
+                self.record(ix, NodeEventKind::StartsAgain, detail, None);
             }
             return;
         }
         let (command, error, words) = match failed(view) {
             Some((Fault::CannotStart { command, error }, words)) => (command, error, words),
             // A device without a proof gets nothing more.
-            Some((Fault::DeviceLost, _)) => return self.ask_for_proof(ix, out),
+            Some((Fault::DeviceLost, _)) => return self.ask_for_proof(ix),
             _ => return,
         };
         let Some(program) = self.program_of(view) else {
@@ -68,7 +67,7 @@ impl Policy {
         let what = (command.as_str(), error);
         if starts.failed(now.mono, &program, what, &words, &self.config) {
             let detail = format!("{program}: {words}");
-            self.record(now, ix, NodeEventKind::CannotStart, detail, None, out);
+            self.record(ix, NodeEventKind::CannotStart, detail, None);
         }
     }
 

@@ -11,7 +11,7 @@ use fiec_schemas::{Digest, ExecutionId};
 use super::{Action, Policy};
 use crate::cluster::Stage;
 use crate::share::queue::Cursor;
-use crate::time::{Millis, Now};
+use crate::time::Millis;
 
 /// Most waiting executions that are reported on.
 const FRONT: usize = 64;
@@ -32,7 +32,8 @@ pub struct Told {
 
 impl Policy {
     /// Runs one round of reports if it is due.
-    pub(super) fn tell_waiting(&mut self, now: Now, out: &mut Vec<Action>) {
+    pub(super) fn tell_waiting(&mut self) {
+        let now = self.now;
         let nodes = self.cluster.node_count().max(1);
         let pause = self.config.tell_ms.max(u64::from(nodes) / 5);
         if self.config.tell_ms == 0 || now.mono.since(self.told.looked) < pause {
@@ -74,7 +75,7 @@ impl Policy {
             candidates.truncate(CANDIDATES_LIMIT);
             let mut would_help = why.would_help;
             would_help.truncate(CANDIDATES_LIMIT);
-            out.push(Action::record(Record::Waiting {
+            self.out.push(Action::record(Record::Waiting {
                 execution: id,
                 summary: why.summary,
                 omitted: u32::try_from(all - candidates.len()).unwrap_or(u32::MAX),

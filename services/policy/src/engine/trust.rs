@@ -50,14 +50,8 @@ impl Policy {
     }
 
     /// Stores a node's proof, with the result of the signature check.
-    pub(super) fn proof(
-        &mut self,
-        now: Now,
-        name: &NodeId,
-        signed: &SignedProof,
-        judged: Judged,
-        out: &mut Vec<Action>,
-    ) {
+    pub(super) fn proof(&mut self, name: &NodeId, signed: &SignedProof, judged: Judged) {
+        let now = self.now;
         let ix = self.cluster.intern(now.mono, name);
         let trust = &mut self.cluster.node_mut(ix).trust;
         let (proof, refused) = match judged {
@@ -74,26 +68,21 @@ impl Policy {
             .as_ref()
             .is_some_and(|p| now.wall.micros() - p.at.micros() < YOUNG_US);
         if (self.loaded || young) && self.speaks_for(name) {
-            out.push(Action::record(Record::Proof {
+            self.out.push(Action::record(Record::Proof {
                 proof: Box::new(signed.clone()),
                 refused,
                 at: now.wall,
             }));
         }
         if let Some(proof) = proof {
-            self.take_broken(ix, out);
-            self.proof_tells(now, ix, &proof, out);
+            self.take_broken(ix);
+            self.proof_tells(ix, &proof);
         }
     }
 
     /// Stores the contracts that a node has lost.
-    pub(super) fn quarantine(
-        &mut self,
-        now: Now,
-        name: &NodeId,
-        quarantine: Quarantine,
-        out: &mut Vec<Action>,
-    ) {
+    pub(super) fn quarantine(&mut self, name: &NodeId, quarantine: Quarantine) {
+        let now = self.now;
         // The key of a forgotten node was deleted.
         if quarantine == Quarantine::default() && self.cluster.find(name).is_none() {
             return;
@@ -102,7 +91,7 @@ impl Policy {
         self.cluster.node_mut(ix).trust.quarantine = quarantine;
         self.dirty = true;
         if self.loaded {
-            self.take_away(now, ix, out);
+            self.take_away(ix);
         }
     }
 
@@ -113,21 +102,23 @@ impl Policy {
 
     /// Takes contracts away that a node's own canaries have broken: from a device, or from the
     /// whole node if its host failed, because programs on devices use the host as well.
-    fn take_broken(&mut self, ix: NodeIx, out: &mut Vec<Action>) {
+    fn take_broken(&mut self, ix: NodeIx) {
         let node = self.cluster.node(ix);
         if !self.loaded || !self.speaks_for(&node.id) {
             return;
         }
-        out.extend(node.trust.broken().into_iter().map(|r| Action::Quarantine {
-            node: node.id.clone(),
-            contract: r.contract,
-            substrate: (r.substrate != HOST).then(|| r.substrate.clone()),
-            reason: r.detail.clone(),
-        }));
+        self.out
+            .extend(node.trust.broken().into_iter().map(|r| Action::Quarantine {
+                node: node.id.clone(),
+                contract: r.contract,
+                substrate: (r.substrate != HOST).then(|| r.substrate.clone()),
+                reason: r.detail.clone(),
+            }));
     }
 
     /// Takes a contract away from a node with a refuted result. The loss counts here at once.
-    pub(super) fn convict(&mut self, now: Now, ix: NodeIx, reason: String, out: &mut Vec<Action>) {
+    pub(super) fn convict(&mut self, ix: NodeIx, reason: String) {
+        let now = self.now;
         let contract = Contract::Bitwise;
         let node = self.cluster.node_mut(ix);
         if node.trust.quarantine.of(contract, None).is_none() {
@@ -138,18 +129,18 @@ impl Policy {
                 who: "policy".to_owned(),
                 at: now.wall,
             });
-            out.push(Action::Quarantine {
+            self.out.push(Action::Quarantine {
                 node: node.id.clone(),
                 contract,
                 substrate: None,
                 reason,
             });
         }
-        self.take_away(now, ix, out);
+        self.take_away(ix);
     }
 
     /// Moves executions away from a node that has lost their contract.
-    pub(super) fn take_away(&mut self, now: Now, ix: NodeIx, out: &mut Vec<Action>) {
+    pub(super) fn take_away(&mut self, ix: NodeIx) {
         let node = self.cluster.node(ix);
         if node.trust.quarantine.entries.is_empty() || node.holds.is_empty() {
             return;
@@ -173,19 +164,13 @@ impl Policy {
                 continue;
             }
             let reason = entry.reason.clone();
-            self.step_back(now, id, Some(ix), reason, out);
+            self.step_back(id, Some(ix), reason);
         }
     }
 
     /// Steps an execution back to the last boundary known to be good.
-    pub(super) fn step_back(
-        &mut self,
-        now: Now,
-        id: ExecutionId,
-        culprit: Option<NodeIx>,
-        reason: String,
-        out: &mut Vec<Action>,
-    ) {
+    pub(super) fn step_back(&mut self, id: ExecutionId, culprit: Option<NodeIx>, reason: String) {
+        let now = self.now;
         let good = match self.checks.get(&id) {
             Some(check) if check.mode == fiec_schemas::trust::Verify::All => {
                 Good::Known(check.good.clone())
@@ -210,7 +195,7 @@ impl Policy {
         if matches!(e.stage, Stage::Pending) {
             self.stop_waiting(id);
         }
-        out.push(Action::StepBack {
+        self.out.push(Action::StepBack {
             execution: id,
             tenant,
             cause: Cause::Corrupt {
@@ -223,13 +208,13 @@ impl Policy {
     }
 
     /// Repeats on each tick what could not be done at once.
-    pub(super) fn look_at_trust(&mut self, now: Now, ix: NodeIx, out: &mut Vec<Action>) {
+    pub(super) fn look_at_trust(&mut self, ix: NodeIx) {
         if !self.connected {
             return;
         }
         let node = self.cluster.node(ix);
         if !node.trust.quarantine.entries.is_empty() && !node.holds.is_empty() {
-            self.take_away(now, ix, out);
+            self.take_away(ix);
         }
     }
 }

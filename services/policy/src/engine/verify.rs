@@ -15,7 +15,7 @@ use super::{Action, Policy, Remembered};
 use crate::cluster::{NodeIx, Presence};
 use crate::execution::Avoided;
 use crate::placement::{self, Ask};
-use crate::time::{Millis, Now};
+use crate::time::Millis;
 use crate::trust::Standing;
 use crate::verify::{Check, Named, Recall, Trial, is_drawn};
 use crate::view::LedgerView;
@@ -58,7 +58,8 @@ impl Policy {
     }
 
     /// Notes the claims in a message.
-    pub(super) fn note_claims(&mut self, now: Now, view: &LedgerView<'_>) {
+    pub(super) fn note_claims(&mut self, view: &LedgerView<'_>) {
+        let now = self.now;
         let id = view.state.execution;
         if view.event(EventKind::SteppedBack).is_some() {
             if let Some(check) = self.checks.get_mut(&id) {
@@ -134,14 +135,15 @@ impl Policy {
     }
 
     /// The periodic work: asks verifiers, gives up on silent ones, steps executions back.
-    pub(super) fn verify_round(&mut self, now: Now, out: &mut Vec<Action>) {
+    pub(super) fn verify_round(&mut self) {
+        let now = self.now;
         if self.to_verify.is_empty() {
             return;
         }
         let ids: Vec<_> = self.to_verify.iter().copied().collect();
         let mut open = 0;
         for id in &ids {
-            self.give_up_the_silent(now, *id);
+            self.give_up_the_silent(*id);
             let trial = self.checks.get(id).and_then(|c| c.trial.as_ref());
             open += usize::from(trial.is_some_and(|t| t.asked.is_some()));
         }
@@ -162,33 +164,34 @@ impl Policy {
                 continue;
             }
             if let Some((culprit, reason)) = check.must_step_back.clone() {
-                self.step_back(now, id, culprit, reason, out);
+                self.step_back(id, culprit, reason);
                 continue;
             }
             if check.claims.is_empty() {
                 if check.completed.is_some() {
-                    self.finish(now, id, out);
+                    self.finish(id);
                 } else {
                     self.to_verify.remove(&id);
                 }
                 continue;
             }
             let asked = check.trial.as_ref().is_some_and(|t| t.asked.is_some());
-            if self.gives_up_comparing(id, out) {
+            if self.gives_up_comparing(id) {
                 continue;
             }
             // Waiting executions go before verification.
             if asked || open >= self.config.verify_at_once || !self.waiting.is_empty() {
                 continue;
             }
-            if self.recalls(now, id, out) {
-                open += usize::from(self.ask_somebody(now, id, out));
+            if self.recalls(id) {
+                open += usize::from(self.ask_somebody(id));
             }
         }
     }
 
     /// True if the boundary verified before is known; otherwise asks for it.
-    fn recalls(&mut self, now: Now, id: ExecutionId, out: &mut Vec<Action>) -> bool {
+    fn recalls(&mut self, id: ExecutionId) -> bool {
+        let now = self.now;
         let Some(check) = self.checks.get_mut(&id) else {
             return false;
         };
@@ -201,7 +204,7 @@ impl Policy {
         let Some(e) = self.cluster.execution(id) else {
             return false;
         };
-        out.push(Action::Recall {
+        self.out.push(Action::Recall {
             execution: id,
             tenant: e.tenant.clone(),
         });
@@ -210,12 +213,8 @@ impl Policy {
 
     /// Handles the boundary up to which another service, or an earlier instance of this one, has
     /// verified.
-    pub(super) fn recalled(
-        &mut self,
-        now: Now,
-        id: ExecutionId,
-        (up_to, named): (Remembered, &Named),
-    ) {
+    pub(super) fn recalled(&mut self, id: ExecutionId, (up_to, named): (Remembered, &Named)) {
+        let now = self.now;
         let retry = self.config.verify_retry_ms;
         let up_to = match up_to {
             Remembered::Nothing => None,
@@ -239,7 +238,8 @@ impl Policy {
         }
     }
 
-    fn give_up_the_silent(&mut self, now: Now, id: ExecutionId) {
+    fn give_up_the_silent(&mut self, id: ExecutionId) {
+        let now = self.now;
         let silence = self.config.verify_silence_ms;
         let retry = self.config.verify_retry_ms;
         let Some(check) = self.checks.get_mut(&id) else {
@@ -266,7 +266,8 @@ impl Policy {
 
     /// Asks a node with a spare slot to compute the first claim again. Returns true if one was
     /// asked.
-    fn ask_somebody(&mut self, now: Now, id: ExecutionId, out: &mut Vec<Action>) -> bool {
+    fn ask_somebody(&mut self, id: ExecutionId) -> bool {
+        let now = self.now;
         let (Some(e), Some(check)) = (self.cluster.execution(id), self.checks.get(&id)) else {
             return false;
         };
@@ -289,7 +290,7 @@ impl Policy {
         let tenant = e.tenant.clone();
         let choice = placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &ask);
         let Some(choice) = choice else {
-            let soon = self.could_be_asked(now, &avoid);
+            let soon = self.could_be_asked(&avoid);
             let review = placement::review(&self.cluster, &self.config, now, &ask, None);
             let out_of = |node: &NodeId| {
                 let ix = self.cluster.find(node);
@@ -300,7 +301,7 @@ impl Policy {
                 .map(|c| format!("{}: {}", c.node, c.rejected.join(", ")))
                 .take(REASONS_LIMIT)
                 .collect();
-            self.nobody_to_ask(now, id, soon, &reasons.join("; "), out);
+            self.nobody_to_ask(id, soon, &reasons.join("; "));
             return false;
         };
         self.questions += 1;
@@ -320,7 +321,7 @@ impl Policy {
         trial.question = question;
         trial.asked = Some(choice.node);
         trial.heard = now.mono;
-        out.push(Action::Control {
+        self.out.push(Action::Control {
             node: self.cluster.node(choice.node).id.clone(),
             request: ControlRequest::Verify {
                 question,
@@ -335,7 +336,8 @@ impl Policy {
 
     /// True if another node may keep the contract and soon have a spare slot. It counts as present
     /// while it is probed or renews its proof.
-    fn could_be_asked(&self, now: Now, out_of_question: &[Avoided]) -> bool {
+    fn could_be_asked(&self, out_of_question: &[Avoided]) -> bool {
+        let now = self.now;
         self.cluster.nodes().any(|(ix, node)| {
             let standing = node.descriptor.as_ref().is_some_and(|d| {
                 let trust = &node.trust;
@@ -353,14 +355,8 @@ impl Policy {
         })
     }
 
-    fn nobody_to_ask(
-        &mut self,
-        now: Now,
-        id: ExecutionId,
-        soon: bool,
-        why: &str,
-        out: &mut Vec<Action>,
-    ) {
+    fn nobody_to_ask(&mut self, id: ExecutionId, soon: bool, why: &str) {
+        let now = self.now;
         let retry = self.config.verify_retry_ms;
         let Some(check) = self.checks.get_mut(&id) else {
             return;
@@ -387,7 +383,7 @@ impl Policy {
             return;
         }
         trial.proofs_since = Some(now.wall);
-        out.extend(both.into_iter().map(|ix| Action::Control {
+        self.out.extend(both.into_iter().map(|ix| Action::Control {
             node: name(ix),
             request: ControlRequest::Prove,
             ticket: None,

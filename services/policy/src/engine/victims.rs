@@ -21,7 +21,7 @@ use crate::share::order::{self, Discipline};
 use crate::share::pause::seconds;
 use crate::share::regret::{Regret, residency_ms};
 use crate::share::tenants::TenantIx;
-use crate::time::{Millis, Now};
+use crate::time::Millis;
 
 /// Most running executions that one round reads.
 pub(super) const WINDOW: usize = 1_024;
@@ -85,7 +85,7 @@ impl Holdings<'_> {
 
 impl Policy {
     /// Running executions that may be moved and have run for long enough, a window at a time.
-    pub(super) fn victims(&mut self, now: Now) -> Vec<Victim> {
+    pub(super) fn victims(&mut self) -> Vec<Victim> {
         let nodes = self.cluster.keys();
         let next = |ix: &NodeIx| Some(*ix) > self.share.window;
         let first = nodes.iter().position(next).unwrap_or(0);
@@ -104,12 +104,13 @@ impl Policy {
             if node.presence != Presence::Up || node.is_draining() || node.flags.cordoned {
                 continue;
             }
-            victims.extend(node.holds.iter().filter_map(|id| self.victim(now, *id, ix)));
+            victims.extend(node.holds.iter().filter_map(|id| self.victim(*id, ix)));
         }
         victims
     }
 
-    fn victim(&self, now: Now, id: ExecutionId, node: NodeIx) -> Option<Victim> {
+    fn victim(&self, id: ExecutionId, node: NodeIx) -> Option<Victim> {
+        let now = self.now;
         let e = self.cluster.execution(id)?;
         let free = matches!(e.stage, Stage::Started(..))
             && !e.is_appending()
@@ -139,14 +140,15 @@ impl Policy {
             priority: order::priority(&self.config, profile),
             deadline: order::deadline(&self.config, profile, e.submitted_at),
             level: order::level(&self.config, profile, e.attained_ms(now.mono)),
-            slack_ms: self.slack_ms(now, profile, e),
+            slack_ms: self.slack_ms(profile, e),
             runs_ms,
             regret,
         })
     }
 
     /// The rule by which a running execution yields to a waiting one, if any.
-    fn rule(&self, now: Now, holdings: &Holdings<'_>, c: &Contender, v: &Victim) -> Option<Rule> {
+    fn rule(&self, holdings: &Holdings<'_>, c: &Contender, v: &Victim) -> Option<Rule> {
+        let now = self.now;
         let slice = self.config.slice_ms;
         let discipline = self.config.discipline;
         if self.config.preempt && c.priority > v.priority {
@@ -188,10 +190,10 @@ impl Policy {
     /// Chooses the lowest priority, then the least regret, among those whose place would do.
     pub(super) fn choose_victim(
         &mut self,
-        now: Now,
         contender: &Contender,
         victims: &[Victim],
     ) -> Option<Chosen> {
+        let now = self.now;
         let e = self.cluster.execution(contender.id)?;
         let (profile, here) = (e.profile, e.stage.node());
         let nodes = victims.iter().map(|v| v.node);
@@ -213,7 +215,7 @@ impl Policy {
         let mut found: Vec<_> = victims
             .iter()
             .enumerate()
-            .filter_map(|(at, v)| Some((at, self.rule(now, &holdings, contender, v)?)))
+            .filter_map(|(at, v)| Some((at, self.rule(&holdings, contender, v)?)))
             .collect();
         found.sort_by(|(a, _), (b, _)| {
             let (a, b) = (&victims[*a], &victims[*b]);
@@ -231,7 +233,7 @@ impl Policy {
             let asks = could[*at] || here == Some(node);
             asks && *asked
                 .entry((node, claim))
-                .or_insert_with(|| self.would_serve(now, contender.id, (node, claim), &kept))
+                .or_insert_with(|| self.would_serve(contender.id, (node, claim), &kept))
         };
         let in_vain = found.iter().position(would_do)?;
         let rest = &found[in_vain + 1..];
@@ -247,15 +249,15 @@ impl Policy {
     /// True if a waiting execution could run on a node on which this claim and a slot become free.
     fn would_serve(
         &self,
-        now: Now,
         id: ExecutionId,
         (node, claim): (NodeIx, Claim),
         kept: &Option<Arc<KeptPlaces>>,
     ) -> bool {
+        let now = self.now;
         let Some(e) = self.cluster.execution(id) else {
             return false;
         };
-        if e.stage.node() == Some(node) && self.goes_on_here(now, id, Some(claim), kept) {
+        if e.stage.node() == Some(node) && self.goes_on_here(id, Some(claim), kept) {
             // It was parked there, and lacks only a slot or its device.
             return true;
         }

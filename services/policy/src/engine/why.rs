@@ -238,6 +238,7 @@ impl Policy {
         id: ExecutionId,
         change: &Adjustment,
     ) -> Result<String, String> {
+        self.now = now;
         let Some(e) = self.cluster.execution(id) else {
             return Ok(String::new());
         };
@@ -267,7 +268,7 @@ impl Policy {
             .map(|node| format!("{node}: there is no such node"))
             .collect();
         let wanted = requires.nodes.clone();
-        let profile = self.acquire(now, profile);
+        let profile = self.acquire(profile);
         let ask = Ask::new(profile, &[]).leaves(here.map(|ix| Leaving::Place(ix, device)));
         let operators = Operators {
             execution: id,

@@ -17,19 +17,17 @@ pub mod tenants;
 
 use std::collections::BTreeMap;
 
-use fiec_schemas::{ExecutionId, Timestamp};
+use fiec_schemas::ExecutionId;
 
 use crate::cluster::NodeIx;
-use crate::time::{Millis, Now};
+use crate::time::Millis;
 use deadlines::Deadlines;
 use queue::Sweep;
 use rhythm::{Rhythm, TakeUp};
 
 /// State of sharing beside the queue.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Memory {
-    /// The moment of the current input.
-    pub now: Now,
     /// Rhythms of executions that have committed a boundary or moved.
     pub rhythms: BTreeMap<ExecutionId, Rhythm>,
     /// Cost of a start on a node.
@@ -50,25 +48,4 @@ pub struct Memory {
     pub sweep: Sweep,
     /// True if a waiting execution was not tried yet.
     pub fresh: bool,
-}
-
-impl Default for Memory {
-    fn default() -> Self {
-        Self {
-            now: Now {
-                mono: Millis(0),
-                wall: Timestamp::default(),
-            },
-            rhythms: BTreeMap::new(),
-            take_up: TakeUp::default(),
-            asking: BTreeMap::new(),
-            promised: BTreeMap::new(),
-            deadlines: Deadlines::default(),
-            crowded: None,
-            reviewed: Millis(0),
-            window: None,
-            sweep: Sweep::default(),
-            fresh: false,
-        }
-    }
 }
