@@ -23,6 +23,7 @@ pub mod engine;
 pub mod execution;
 pub mod holds;
 pub mod hysteresis;
+mod lifecycle;
 pub mod placement;
 pub mod places;
 pub mod profile;

@@ -13,35 +13,35 @@ impl Policy {
     /// Has the broker forget absent nodes. Each replica forgets a node itself once its descriptor is
     /// deleted.
     pub(super) fn look_at_absent(&mut self) {
-        let now = self.now;
-        if now.mono.since(self.absent_looked) < REVIEW_MS.min(self.config.forget_ms) {
+        let now = self.life.now;
+        if now.mono.since(self.life.absent_looked) < REVIEW_MS.min(self.life.config.forget_ms) {
             return;
         }
-        self.absent_looked = now.mono;
-        let absent = self.cluster.keys().into_iter();
+        self.life.absent_looked = now.mono;
+        let absent = self.life.cluster.keys().into_iter();
         let absent: Vec<_> = absent.filter(|ix| self.is_absent(now.mono, *ix)).collect();
-        for ix in absent.into_iter().take(self.config.burst) {
-            let node = self.cluster.node(ix);
-            if self.speaks_for(&node.id) {
-                self.out.push(Action::Forget {
+        for ix in absent.into_iter().take(self.life.config.burst) {
+            let node = self.life.cluster.node(ix);
+            if self.life.speaks_for(&node.id) {
+                self.life.out.push(Action::Forget {
                     node: node.id.clone(),
                     instance: node.life,
                 });
             }
             if node.descriptor.is_none() {
-                self.cluster.forget(ix);
+                self.life.cluster.forget(ix);
             }
         }
     }
 
     /// True if a node was silent for long, and nothing refers to it.
     fn is_absent(&self, now: Millis, ix: NodeIx) -> bool {
-        let node = self.cluster.node(ix);
+        let node = self.life.cluster.node(ix);
         let gone = node.descriptor.is_none() || matches!(node.presence, Presence::Lost { .. });
         let word = node.flags.are_of_the_name() || !node.trust.quarantine.entries.is_empty();
         gone && !word
             && !node.is_used()
-            && now.since(node.heard) >= self.config.forget_ms
+            && now.since(node.heard) >= self.life.config.forget_ms
             && !self.checks.values().any(|check| check.names(ix))
     }
 }

@@ -5,8 +5,9 @@
 
 use fiec_schemas::Sequence;
 
-use super::{Action, Policy};
+use super::Action;
 use crate::cluster::{Execution, Stage};
+use crate::lifecycle::Lifecycle;
 
 /// True if the execution needs a message at or before this sequence.
 fn needs_any_of(e: &Execution, up_to: Sequence) -> bool {
@@ -18,7 +19,7 @@ fn needs_any_of(e: &Execution, up_to: Sequence) -> bool {
     idle && e.in_flight.is_none() && (ages(e.seq) || ages(e.state_seq))
 }
 
-impl Policy {
+impl Lifecycle {
     /// Messages up to this sequence will soon drop out of the stream. What live executions need of
     /// them is appended again, `burst` executions at a time.
     pub(super) fn keep_aged(&mut self, up_to: Sequence) {

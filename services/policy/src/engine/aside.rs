@@ -74,10 +74,10 @@ fn waited_ms(now: Now, e: &Execution) -> u64 {
 impl Policy {
     /// Orders a park if the pause keeps memory, otherwise a yield without a destination.
     pub(super) fn set_aside(&mut self, gives: GivesWay, cause: Cause) {
-        let _now = self.now;
+        let _now = self.life.now;
         let kept = self.kept_of(gives);
         let Cause::Preempted { rule, by, reason } = cause else {
-            return self.order_yield(gives.id, cause);
+            return self.life.order_yield(gives.id, cause);
         };
         let reason = match &kept {
             Some(kept) => format!("{reason}; {}", kept.in_words()),
@@ -85,21 +85,21 @@ impl Policy {
         };
         let cause = Cause::Preempted { rule, by, reason };
         let Some(keep) = kept.and_then(|kept| kept.keep) else {
-            return self.order_yield(gives.id, cause);
+            return self.life.order_yield(gives.id, cause);
         };
         let order = Order::new(Wanted::Park(keep), cause);
-        self.give_order(gives.id, order, None);
+        self.life.give_order(gives.id, order, None);
     }
 
     /// What its pause would keep. None if the execution cannot park.
     fn kept_of(&self, gives: GivesWay) -> Option<Kept> {
-        let now = self.now;
+        let now = self.life.now;
         if self.memory_presses(gives.node) {
             return None;
         }
-        let expected_ms = gives.rest_ms.max(self.config.slice_ms);
+        let expected_ms = gives.rest_ms.max(self.life.config.slice_ms);
         let mut pause = self.pause_of(gives.id, expected_ms)?;
-        let to = self.cluster.execution(gives.to)?;
+        let to = self.life.cluster.execution(gives.to)?;
         let profile = to.profile;
         // The preempting execution needs host memory beside it.
         let comes = self.memory_at(profile, gives.node);
@@ -112,7 +112,7 @@ impl Policy {
             avoid: to.avoided(),
             ..Ask::new(profile, to.left())
         };
-        if !placement::would_do(&self.cluster, &self.config, now, &ask, gives.node) {
+        if !placement::would_do(&self.life.cluster, &self.life.config, now, &ask, gives.node) {
             pause.device = None;
         }
         Some(pause::choose(&pause))
@@ -121,25 +121,25 @@ impl Policy {
     /// Bytes of a node's memory that an execution counts for: its request, or else the node's share
     /// of a slot, which a worker grants.
     pub(super) fn memory_at(&self, profile: crate::profile::ProfileIx, node: NodeIx) -> u64 {
-        let profile = self.cluster.profiles.get(profile);
+        let profile = self.life.cluster.profiles.get(profile);
         let asked = profile.and_then(|p| p.requires.memory_bytes.max(p.requires.free_memory_bytes));
-        asked.unwrap_or_else(|| self.cluster.node(node).share_bytes())
+        asked.unwrap_or_else(|| self.life.cluster.node(node).share_bytes())
     }
 
     /// True if the execution can go on where it is parked. `gone`: as if this claim were free.
     pub(super) fn fits_back(&self, id: ExecutionId, gone: Option<Claim>) -> bool {
-        let now = self.now;
-        let Some(e) = self.cluster.execution(id) else {
+        let now = self.life.now;
+        let Some(e) = self.life.cluster.execution(id) else {
             return false;
         };
         let Some(ix) = e.stage.node() else {
             return false;
         };
-        let node = self.cluster.node(ix);
-        if node.presence != Presence::Up || !node.is_fresh(now.mono, &self.config) {
+        let node = self.life.cluster.node(ix);
+        if node.presence != Presence::Up || !node.is_fresh(now.mono, &self.life.config) {
             return false;
         }
-        let judged = node.judged(self.cluster.profiles.get(e.profile), e.device());
+        let judged = node.judged(self.life.cluster.profiles.get(e.profile), e.device());
         let watch = node.watch(e.profile);
         let presses = watch.and_then(|w| w.obstacle(judged)).is_some();
         let held = node.held().saturating_sub(u32::from(gone.is_some()));
@@ -162,13 +162,13 @@ impl Policy {
         gone: Option<Claim>,
         kept: &Option<Arc<KeptPlaces>>,
     ) -> bool {
-        let Some(e) = self.cluster.execution(id) else {
+        let Some(e) = self.life.cluster.execution(id) else {
             return false;
         };
         let Some(ix) = e.stage.node() else {
             return false;
         };
-        let node = self.cluster.node(ix);
+        let node = self.life.cluster.node(ix);
         let free = (node.slots() + u32::from(gone.is_some())).saturating_sub(node.held());
         // The execution's own reserved device needs no place.
         let wants = e.device().filter(|_| e.takes() != e.claim);
@@ -178,8 +178,8 @@ impl Policy {
 
     /// Resumes a preempted execution whose turn has come: where it is parked, or elsewhere.
     pub(super) fn resume_aside(&mut self, id: ExecutionId) -> Placed {
-        let now = self.now;
-        let Some(e) = self.cluster.execution(id) else {
+        let now = self.life.now;
+        let Some(e) = self.life.cluster.execution(id) else {
             return Placed::Moot;
         };
         let (Stage::Started(ix, _), true) = (e.stage, is_aside(e)) else {
@@ -188,16 +188,16 @@ impl Policy {
         if e.order().is_some() {
             return Placed::Moot;
         }
-        if e.was_told(now.mono) || self.must_go(id, ix, true).is_some() {
+        if e.was_told(now.mono) || self.life.must_go(id, ix, true).is_some() {
             // Executions that must leave are handled by `review_holds`.
             return Placed::Deferred;
         }
         let kept = self.kept_from(id);
         if self.goes_on_here(id, None, &kept) {
-            if self.defers(id, self.config.order_grace_ms) {
+            if self.life.defers(id, self.life.config.order_grace_ms) {
                 return Placed::Deferred;
             }
-            let Some(e) = self.cluster.execution(id) else {
+            let Some(e) = self.life.cluster.execution(id) else {
                 return Placed::Moot;
             };
             let claim = if e.takes() == e.claim {
@@ -214,10 +214,10 @@ impl Policy {
                 claim,
                 ..Order::new(Wanted::Unpark, Cause::Unviable { reason })
             };
-            self.give_order(id, order, None);
+            self.life.give_order(id, order, None);
             return Placed::Yes;
         }
-        let Some(e) = self.cluster.execution(id) else {
+        let Some(e) = self.life.cluster.execution(id) else {
             return Placed::Moot;
         };
         if as_f64(waited_ms(now, e)) < self.move_of(e, id) {
@@ -230,14 +230,15 @@ impl Policy {
             kept: kept.as_deref(),
             ..Ask::new(e.profile, e.left())
         };
-        let (rankings, cluster) = (&mut self.rankings, &self.cluster);
-        let Some(choice) = placement::choose(rankings, cluster, &self.config, now, &ask) else {
+        let (rankings, cluster) = (&mut self.life.rankings, &self.life.cluster);
+        let Some(choice) = placement::choose(rankings, cluster, &self.life.config, now, &ask)
+        else {
             return Placed::NoRoom;
         };
-        if self.defers(id, self.config.order_grace_ms) {
+        if self.life.defers(id, self.life.config.order_grace_ms) {
             return Placed::Deferred;
         }
-        self.order_yield_to(id, choice, Cause::Balance, None);
+        self.life.order_yield_to(id, choice, Cause::Balance, None);
         Placed::Yes
     }
 
@@ -248,11 +249,11 @@ impl Policy {
 
     /// Reviews one parked, preempted execution.
     pub(super) fn look_at_aside(&mut self, id: ExecutionId, ix: NodeIx) {
-        let now = self.now;
-        let Some(e) = self.cluster.execution(id) else {
+        let now = self.life.now;
+        let Some(e) = self.life.cluster.execution(id) else {
             return;
         };
-        if self.must_go(id, ix, true).is_some() {
+        if self.life.must_go(id, ix, true).is_some() {
             return;
         }
         let waited = waited_ms(now, e);
@@ -263,7 +264,7 @@ impl Policy {
         }
         let fits = self.fits_back(id, None);
         let ripe = as_f64(waited) >= cost && as_f64(waited) < cost + RIPE_MS;
-        if !self.waiting.contains(id) || fits || ripe || deferred.is_some() {
+        if !self.life.waiting.contains(id) || fits || ripe || deferred.is_some() {
             self.wait(id);
         }
         // The execution may fit here although its profile is blocked: on its own device, or in a
@@ -276,17 +277,21 @@ impl Policy {
 
     /// Gives up what the park keeps if that costs more than a new start. Returns true if it did.
     fn give_up_aside(&mut self, id: ExecutionId, waited: u64) -> bool {
-        let _now = self.now;
+        let _now = self.life.now;
         // A pause is expected to last as long again as it has lasted.
-        let expected_ms = waited.max(self.config.slice_ms);
+        let expected_ms = waited.max(self.life.config.slice_ms);
         let Some(pause) = self.pause_of(id, expected_ms) else {
             return false;
         };
         let kept = pause::choose(&pause);
-        if kept.keep.is_some() || self.defers(id, self.config.order_grace_ms) {
+        if kept.keep.is_some() || self.life.defers(id, self.life.config.order_grace_ms) {
             return false;
         }
-        let why = self.cluster.execution(id).and_then(|e| e.extra.as_ref());
+        let why = self
+            .life
+            .cluster
+            .execution(id)
+            .and_then(|e| e.extra.as_ref());
         let Some(Cause::Preempted { rule, .. }) = why.and_then(|x| x.why_parked.as_ref()) else {
             return false;
         };
@@ -299,7 +304,7 @@ impl Policy {
                 kept.in_words()
             ),
         };
-        self.order_yield(id, cause);
+        self.life.order_yield(id, cause);
         self.stop_waiting(id);
         true
     }

@@ -8,6 +8,7 @@ use super::refusal::YieldRefusal;
 use super::{Action, Policy, Ticket};
 use crate::cluster::{Attained, Execution, NodeIx, Presence, Stage};
 use crate::holds::HoldSpec;
+use crate::lifecycle::Lifecycle;
 use crate::placement::{self, Ask, Choice, Leaving};
 use crate::places::Claim;
 use crate::profile::ProfileIx;
@@ -77,79 +78,7 @@ pub enum Submitted {
     Hold,
 }
 
-impl Policy {
-    /// Processes a submission, and pushes further actions. `may_hold` permits [`Submitted::Hold`].
-    pub fn submit(
-        &mut self,
-        now: Now,
-        new: NewExecution<'_>,
-        may_hold: bool,
-        out: &mut Vec<Action>,
-    ) -> Submitted {
-        self.begin_step(now);
-        let answer = self.take_in(new, may_hold);
-        out.append(&mut self.out);
-        answer
-    }
-
-    fn take_in(&mut self, new: NewExecution<'_>, may_hold: bool) -> Submitted {
-        let now = self.now;
-        let NewExecution {
-            execution: id,
-            tenant,
-            spec,
-            submitted_at,
-        } = new;
-        if self.knows(id) {
-            // The compare-and-set will fail and the shell will compare the two submissions.
-            return Submitted::Append(vec![Event::Submitted]);
-        }
-        if self.dirty || self.cluster.freed {
-            // Waiting executions have the first claim on free room.
-            self.serve_waiting();
-        }
-        let profile = self.acquire_spec(spec);
-        // An execution that waits for others, or needs a reservation, is bound in a later step.
-        let hold = HoldSpec::of(spec);
-        if self.begins_held(tenant, hold.as_ref()) {
-            self.insert_new(id, tenant, profile, submitted_at);
-            self.take_holds(id, tenant, hold, false);
-            return Submitted::Append(vec![Event::Submitted]);
-        }
-        let kept = self.kept_from_new(id, tenant, profile, submitted_at);
-        let ask = Ask {
-            kept: kept.as_deref(),
-            ..Ask::new(profile, &[])
-        };
-        let choice = placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &ask);
-        // A held submission is invisible. Executions for devices are appended at once, so that
-        // preemption can see them.
-        let profile_of = self.cluster.profiles.get(profile);
-        let on_host = profile_of.is_some_and(|p| p.requires.device.is_none());
-        if choice.is_none() && may_hold && on_host && self.is_only_full(profile) {
-            self.cluster.profiles.release(profile);
-            return Submitted::Hold;
-        }
-        // If the last round did not try all waiting executions, the rest of the queue goes first.
-        let choice = choice.filter(|_| !self.share.fresh || self.waiting.is_empty());
-        let mut events = vec![Event::Submitted];
-        let (mut stage, mut claim) = (Stage::Pending, Claim::Host);
-        if let Some(choice) = choice {
-            let node = choice.node;
-            claim = Claim::of(self.cluster.profiles.get(profile), choice.device);
-            if let Some((event, at)) = self.bound(1, choice, Cause::Initial) {
-                events.push(event);
-                stage = Stage::Bound(node, at);
-            }
-        }
-        self.insert_new(id, tenant, profile, submitted_at);
-        self.take_holds(id, tenant, hold, false);
-        if let Stage::Bound(..) = stage {
-            self.cluster.set_stage(id, stage, claim, now.mono);
-        }
-        Submitted::Append(events)
-    }
-
+impl Lifecycle {
     /// Inserts a new execution: pending, with its first append in flight.
     fn insert_new(
         &mut self,
@@ -218,40 +147,6 @@ impl Policy {
         later.min().unwrap_or(Millis(0))
     }
 
-    pub(super) fn bind_waiting(&mut self, id: ExecutionId) -> Placed {
-        let now = self.now;
-        let Some(e) = self.cluster.execution(id) else {
-            return Placed::Moot;
-        };
-        if e.is_appending() {
-            return Placed::Moot;
-        }
-        if e.stage == Stage::Pending && self.is_late(id) {
-            return self.let_fail(id);
-        }
-        if let Some(until) = self.steps_back_for(e) {
-            self.cluster.set_due(id, until);
-            return Placed::Deferred;
-        }
-        let known = e.extra.as_ref().and_then(|x| x.cause.clone());
-        let stage = e.stage;
-        match stage {
-            Stage::Pending => self.rebind(id, known.unwrap_or(Cause::Initial), None),
-            Stage::Bound(node, _) | Stage::Started(node, _) => match self.loss(now, id) {
-                Some(cause) => self.rebind(id, cause, Some(node)),
-                None if matches!(stage, Stage::Started(..)) => self.resume_aside(id),
-                None => {
-                    // Its node has returned, perhaps without the capsule. The binding is reviewed
-                    // as usual.
-                    let due = now.mono.plus(self.balance_check());
-                    self.cluster.set_due(id, due);
-                    Placed::Moot
-                }
-            },
-            Stage::Paused | Stage::Held | Stage::Verifying => Placed::Moot,
-        }
-    }
-
     /// The reason why its node counts as lost for it, if it does.
     pub(super) fn loss(&self, now: Now, id: ExecutionId) -> Option<Cause> {
         let e = self.cluster.execution(id)?;
@@ -277,6 +172,142 @@ impl Policy {
         (current && instance != confirmed && e.arrived < since).then_some(Cause::Lost { silent_ms })
     }
 
+    /// True while this replica leaves an execution to the preferred one.
+    pub(super) fn defers(&mut self, id: ExecutionId, grace_ms: u64) -> bool {
+        let now = self.now;
+        if self.is_mine(id) {
+            return false;
+        }
+        let Some(e) = self.cluster.execution_mut(id) else {
+            return false;
+        };
+        let since = *e.extra().deferred.get_or_insert(now.mono);
+        if now.mono.since(since) >= grace_ms {
+            return false;
+        }
+        self.cluster.set_due(id, since.plus(grace_ms));
+        true
+    }
+
+    /// Time until the first review of a binding, in ms.
+    pub(super) fn balance_check(&self) -> u64 {
+        self.config.balance_ms.min(self.config.take_ms)
+    }
+}
+
+impl Policy {
+    /// Processes a submission, and pushes further actions. `may_hold` permits [`Submitted::Hold`].
+    pub fn submit(
+        &mut self,
+        now: Now,
+        new: NewExecution<'_>,
+        may_hold: bool,
+        out: &mut Vec<Action>,
+    ) -> Submitted {
+        self.begin_step(now);
+        let answer = self.take_in(new, may_hold);
+        out.append(&mut self.life.out);
+        answer
+    }
+
+    fn take_in(&mut self, new: NewExecution<'_>, may_hold: bool) -> Submitted {
+        let now = self.life.now;
+        let NewExecution {
+            execution: id,
+            tenant,
+            spec,
+            submitted_at,
+        } = new;
+        if self.life.knows(id) {
+            // The compare-and-set will fail and the shell will compare the two submissions.
+            return Submitted::Append(vec![Event::Submitted]);
+        }
+        if self.life.dirty || self.life.cluster.freed {
+            // Waiting executions have the first claim on free room.
+            self.serve_waiting();
+        }
+        let profile = self.life.acquire_spec(spec);
+        // An execution that waits for others, or needs a reservation, is bound in a later step.
+        let hold = HoldSpec::of(spec);
+        if self.begins_held(tenant, hold.as_ref()) {
+            self.life.insert_new(id, tenant, profile, submitted_at);
+            self.take_holds(id, tenant, hold, false);
+            return Submitted::Append(vec![Event::Submitted]);
+        }
+        let kept = self.kept_from_new(id, tenant, profile, submitted_at);
+        let ask = Ask {
+            kept: kept.as_deref(),
+            ..Ask::new(profile, &[])
+        };
+        let choice = placement::choose(
+            &mut self.life.rankings,
+            &self.life.cluster,
+            &self.life.config,
+            now,
+            &ask,
+        );
+        // A held submission is invisible. Executions for devices are appended at once, so that
+        // preemption can see them.
+        let profile_of = self.life.cluster.profiles.get(profile);
+        let on_host = profile_of.is_some_and(|p| p.requires.device.is_none());
+        if choice.is_none() && may_hold && on_host && self.life.is_only_full(profile) {
+            self.life.cluster.profiles.release(profile);
+            return Submitted::Hold;
+        }
+        // If the last round did not try all waiting executions, the rest of the queue goes first.
+        let choice = choice.filter(|_| !self.share.fresh || self.life.waiting.is_empty());
+        let mut events = vec![Event::Submitted];
+        let (mut stage, mut claim) = (Stage::Pending, Claim::Host);
+        if let Some(choice) = choice {
+            let node = choice.node;
+            claim = Claim::of(self.life.cluster.profiles.get(profile), choice.device);
+            if let Some((event, at)) = self.life.bound(1, choice, Cause::Initial) {
+                events.push(event);
+                stage = Stage::Bound(node, at);
+            }
+        }
+        self.life.insert_new(id, tenant, profile, submitted_at);
+        self.take_holds(id, tenant, hold, false);
+        if let Stage::Bound(..) = stage {
+            self.life.cluster.set_stage(id, stage, claim, now.mono);
+        }
+        Submitted::Append(events)
+    }
+
+    pub(super) fn bind_waiting(&mut self, id: ExecutionId) -> Placed {
+        let now = self.life.now;
+        let Some(e) = self.life.cluster.execution(id) else {
+            return Placed::Moot;
+        };
+        if e.is_appending() {
+            return Placed::Moot;
+        }
+        if e.stage == Stage::Pending && self.is_late(id) {
+            return self.let_fail(id);
+        }
+        if let Some(until) = self.steps_back_for(e) {
+            self.life.cluster.set_due(id, until);
+            return Placed::Deferred;
+        }
+        let known = e.extra.as_ref().and_then(|x| x.cause.clone());
+        let stage = e.stage;
+        match stage {
+            Stage::Pending => self.rebind(id, known.unwrap_or(Cause::Initial), None),
+            Stage::Bound(node, _) | Stage::Started(node, _) => match self.life.loss(now, id) {
+                Some(cause) => self.rebind(id, cause, Some(node)),
+                None if matches!(stage, Stage::Started(..)) => self.resume_aside(id),
+                None => {
+                    // Its node has returned, perhaps without the capsule. The binding is reviewed
+                    // as usual.
+                    let due = now.mono.plus(self.life.balance_check());
+                    self.life.cluster.set_due(id, due);
+                    Placed::Moot
+                }
+            },
+            Stage::Paused | Stage::Held | Stage::Verifying => Placed::Moot,
+        }
+    }
+
     /// Binds an execution by an append of this service.
     pub(super) fn rebind(
         &mut self,
@@ -284,8 +315,8 @@ impl Policy {
         cause: Cause,
         leaving: Option<NodeIx>,
     ) -> Placed {
-        let now = self.now;
-        let Some(e) = self.cluster.execution(id) else {
+        let now = self.life.now;
+        let Some(e) = self.life.cluster.execution(id) else {
             return Placed::Moot;
         };
         if e.is_appending() {
@@ -294,7 +325,7 @@ impl Policy {
         if self.carry_out_request(id, &cause) {
             return Placed::Yes;
         }
-        let Some(e) = self.cluster.execution(id) else {
+        let Some(e) = self.life.cluster.execution(id) else {
             return Placed::Moot;
         };
         if e.profile == ProfileIx::UNKNOWN {
@@ -307,7 +338,7 @@ impl Policy {
             return Placed::Yes;
         }
         let apart = self.apart_from(now, id);
-        let Some(e) = self.cluster.execution(id) else {
+        let Some(e) = self.life.cluster.execution(id) else {
             return Placed::Moot;
         };
         // A lost node that returns with a new instance is as good as any other. Its old holdings do
@@ -326,33 +357,20 @@ impl Policy {
             Some(node) => ask = ask.leaves(Some(leaves(e, node, &cause))),
             None => {}
         }
-        let Some(choice) =
-            placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &ask)
-        else {
+        let Some(choice) = placement::choose(
+            &mut self.life.rankings,
+            &self.life.cluster,
+            &self.life.config,
+            now,
+            &ask,
+        ) else {
             return Placed::NoRoom;
         };
-        if self.defers(id, self.config.grace_ms) {
+        if self.life.defers(id, self.life.config.grace_ms) {
             return Placed::Deferred;
         }
         self.append_bound(id, choice, cause, None);
         Placed::Yes
-    }
-
-    /// True while this replica leaves an execution to the preferred one.
-    pub(super) fn defers(&mut self, id: ExecutionId, grace_ms: u64) -> bool {
-        let now = self.now;
-        if self.is_mine(id) {
-            return false;
-        }
-        let Some(e) = self.cluster.execution_mut(id) else {
-            return false;
-        };
-        let since = *e.extra().deferred.get_or_insert(now.mono);
-        if now.mono.since(since) >= grace_ms {
-            return false;
-        }
-        self.cluster.set_due(id, since.plus(grace_ms));
-        true
     }
 
     pub(super) fn append_bound(
@@ -362,14 +380,14 @@ impl Policy {
         cause: Cause,
         ticket: Option<Ticket>,
     ) {
-        let now = self.now;
-        let Some(e) = self.cluster.execution(id) else {
+        let now = self.life.now;
+        let Some(e) = self.life.cluster.execution(id) else {
             return;
         };
         if e.stage == Stage::Pending && !self.is_admitted(id) {
             if let Some(ticket) = ticket {
                 let words = self.held_in_words(id).unwrap_or_default();
-                self.out.push(Action::Refuse {
+                self.life.out.push(Action::Refuse {
                     ticket,
                     refusal: YieldRefusal::Held(words),
                 });
@@ -377,24 +395,25 @@ impl Policy {
             return;
         }
         let (tenant, expected, node) = (e.tenant.clone(), e.seq, choice.node);
-        let claim = Claim::of(self.cluster.profiles.get(e.profile), choice.device);
-        let Some((event, instance)) = self.bound(e.epoch + 1, choice, cause) else {
+        let claim = Claim::of(self.life.cluster.profiles.get(e.profile), choice.device);
+        let Some((event, instance)) = self.life.bound(e.epoch + 1, choice, cause) else {
             return;
         };
-        if let Some(e) = self.cluster.execution_mut(id) {
+        if let Some(e) = self.life.cluster.execution_mut(id) {
             e.begin_append();
         }
-        self.cluster.clear_order(id);
-        self.cluster
+        self.life.cluster.clear_order(id);
+        self.life
+            .cluster
             .set_stage(id, Stage::Bound(node, instance), claim, now.mono);
-        self.cluster.set_due(id, Millis(0));
-        if let Some(e) = self.cluster.execution_mut(id) {
+        self.life.cluster.set_due(id, Millis(0));
+        if let Some(e) = self.life.cluster.execution_mut(id) {
             e.arrived = now.mono;
             if let Some(extra) = &mut e.extra {
                 extra.missing = None;
             }
         }
-        self.out.push(Action::Append {
+        self.life.out.push(Action::Append {
             execution: id,
             tenant,
             expected,
@@ -403,36 +422,31 @@ impl Policy {
         });
     }
 
-    /// Time until the first review of a binding, in ms.
-    pub(super) fn balance_check(&self) -> u64 {
-        self.config.balance_ms.min(self.config.take_ms)
-    }
-
     pub(super) fn look_at_execution(&mut self, id: ExecutionId) {
-        let now = self.now;
-        let Some(e) = self.cluster.execution(id) else {
+        let now = self.life.now;
+        let Some(e) = self.life.cluster.execution(id) else {
             return;
         };
         if e.is_appending() || self.obey_change(id) {
             return;
         }
-        let Some(e) = self.cluster.execution(id) else {
+        let Some(e) = self.life.cluster.execution(id) else {
             return;
         };
         match e.stage {
             Stage::Pending => {
-                self.cluster.set_due(id, self.next_chance(id));
+                self.life.cluster.set_due(id, self.life.next_chance(id));
                 self.wait(id);
             }
             Stage::Paused | Stage::Held | Stage::Verifying => {}
             Stage::Bound(ix, _) => self.sweep_bound(id, ix),
             Stage::Started(ix, _) if e.is_orphan() => self.bind_orphan(id, ix),
             Stage::Started(..) => {
-                if !e.long && now.mono.since(e.since) >= self.config.horizon_ms {
-                    self.cluster.mark_long(id);
+                if !e.long && now.mono.since(e.since) >= self.life.config.horizon_ms {
+                    self.life.cluster.mark_long(id);
                 }
                 if !self.look_at_wish(id) {
-                    self.repeat_order(id);
+                    self.life.repeat_order(id);
                 }
             }
         }
@@ -441,8 +455,8 @@ impl Policy {
     /// Handles a binding that has not started: balance it, send its capsule again, or bind it
     /// elsewhere.
     fn sweep_bound(&mut self, id: ExecutionId, ix: NodeIx) {
-        let now = self.now;
-        if let Some(cause) = self.loss(now, id) {
+        let now = self.life.now;
+        if let Some(cause) = self.life.loss(now, id) {
             if self.rebind(id, cause, Some(ix)) == Placed::NoRoom {
                 self.wait(id);
             }
@@ -451,7 +465,7 @@ impl Policy {
         if !self.holds.gangs.is_empty() && self.wait_for_gang(id) {
             return;
         }
-        let Some(e) = self.cluster.execution(id) else {
+        let Some(e) = self.life.cluster.execution(id) else {
             return;
         };
         let waited = now.mono.since(e.since);
@@ -459,7 +473,7 @@ impl Policy {
         let late = now.mono.since(e.owed_since(e.since));
         let state_bytes = e.state_bytes;
         let resent = e.extra.as_ref().map_or(0, |x| x.resent);
-        let node = self.cluster.node(ix);
+        let node = self.life.cluster.node(ix);
         let has_slots = node.slots() > 0;
         let busy = has_slots
             && (node
@@ -468,20 +482,20 @@ impl Policy {
                 .is_some_and(|v| v.queued_count > 0 || v.running_count >= v.slots)
                 || node.started >= node.slots());
         let stuck = has_slots && node.long >= node.slots();
-        let again = now.mono.plus(self.balance_check());
-        if stuck && waited >= self.config.balance_ms {
+        let again = now.mono.plus(self.life.balance_check());
+        if stuck && waited >= self.life.config.balance_ms {
             match self.rebind(id, Cause::Balance, Some(ix)) {
                 Placed::Yes | Placed::Deferred => return,
                 Placed::NoRoom | Placed::Moot => {}
             }
         }
         let limit = if busy {
-            self.config.take_busy_ms
+            self.life.config.take_busy_ms
         } else {
-            self.config.take_ms
+            self.life.config.take_ms
         };
         if late >= limit.saturating_mul(u64::from(resent) + 1) {
-            if self.defers(id, self.config.grace_ms) {
+            if self.life.defers(id, self.life.config.grace_ms) {
                 return;
             }
             let reason = match arrived {
@@ -501,11 +515,11 @@ impl Policy {
             {
                 return;
             }
-            if let Some(e) = self.cluster.execution_mut(id) {
+            if let Some(e) = self.life.cluster.execution_mut(id) {
                 e.extra().resent = resent.saturating_add(1);
             }
-            self.send_capsule(id);
+            self.life.send_capsule(id);
         }
-        self.cluster.set_due(id, again);
+        self.life.cluster.set_due(id, again);
     }
 }

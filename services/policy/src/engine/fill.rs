@@ -10,6 +10,7 @@ use fiec_schemas::{Cause, ExecutionId};
 use super::bind::Placed;
 use super::{Policy, aside};
 use crate::cluster::{Execution, Stage};
+use crate::lifecycle::Lifecycle;
 use crate::placement::{self, Ask};
 use crate::profile::ProfileIx;
 use crate::share::order::{self, Discipline};
@@ -33,22 +34,7 @@ impl Level {
     }
 }
 
-impl Policy {
-    /// Queues an execution for a binding.
-    pub(super) fn wait(&mut self, id: ExecutionId) {
-        let now = self.now;
-        if !self.may_wait(id) {
-            return;
-        }
-        let Some(waiter) = self.waiter_of(id) else {
-            return;
-        };
-        self.waiting.insert(&self.config, now.mono, waiter);
-        self.share.crowded.get_or_insert(now.mono);
-        self.share.sweep.tried.remove(&id);
-        self.share.fresh = true;
-    }
-
+impl Lifecycle {
     /// The queue entry that an execution has or would have.
     pub(super) fn waiter_of(&self, id: ExecutionId) -> Option<Waiter> {
         let now = self.now;
@@ -80,14 +66,6 @@ impl Policy {
             returns: aside.zip(patience).map(|(since, ms)| since.plus(ms)),
         };
         Some(waiter.at(now.mono))
-    }
-
-    /// Removes an execution from the queue.
-    pub(super) fn stop_waiting(&mut self, id: ExecutionId) {
-        self.waiting.remove(id);
-        if self.waiting.is_empty() {
-            self.share.crowded = None;
-        }
     }
 
     /// The lanes, grouped by effective priority, highest first.
@@ -142,24 +120,70 @@ impl Policy {
         found
     }
 
+    /// True for an execution that finds the same places as any other of its profile.
+    fn is_plain(&self, id: ExecutionId) -> bool {
+        let e = self.cluster.execution(id);
+        e.is_some_and(|e| {
+            e.stage == Stage::Pending && e.avoided().is_empty() && e.left().is_empty()
+        })
+    }
+
+    /// True if an execution of this profile finds a place. The places of an execution with a
+    /// history of its own are a subset.
+    fn is_open(&mut self, profile: ProfileIx) -> bool {
+        let now = self.now;
+        let (rankings, ask) = (&mut self.rankings, Ask::new(profile, &[]));
+        placement::choose(rankings, &self.cluster, &self.config, now, &ask).is_some()
+    }
+}
+
+impl Policy {
+    /// Queues an execution for a binding.
+    pub(super) fn wait(&mut self, id: ExecutionId) {
+        let now = self.life.now;
+        if !self.may_wait(id) {
+            return;
+        }
+        let Some(waiter) = self.life.waiter_of(id) else {
+            return;
+        };
+        self.life
+            .waiting
+            .insert(&self.life.config, now.mono, waiter);
+        self.share.crowded.get_or_insert(now.mono);
+        self.share.sweep.tried.remove(&id);
+        self.share.fresh = true;
+    }
+
+    /// Removes an execution from the queue.
+    pub(super) fn stop_waiting(&mut self, id: ExecutionId) {
+        self.life.waiting.remove(id);
+        if self.life.waiting.is_empty() {
+            self.share.crowded = None;
+        }
+    }
+
     /// Binds waiting executions in order, as far as there is room. If the only change is a new
     /// waiting execution, those that found no place before are not tried again.
     pub(super) fn fill(&mut self) {
-        let now = self.now;
-        if self.dirty {
+        let now = self.life.now;
+        if self.life.dirty {
             self.share.sweep = Sweep::default();
         }
-        (self.dirty, self.share.fresh) = (false, false);
-        self.waiting.age(&self.config, now.mono);
-        let mut budget = self.config.burst;
-        let mut looks = 4 * self.config.burst;
+        (self.life.dirty, self.share.fresh) = (false, false);
+        self.life.waiting.age(&self.life.config, now.mono);
+        let mut budget = self.life.config.burst;
+        let mut looks = 4 * self.life.config.burst;
         self.keep_promises(&mut budget);
         let mut sweep = std::mem::take(&mut self.share.sweep);
-        for mut level in self.levels() {
+        for mut level in self.life.levels() {
             while let Some(at) = level.first() {
                 let (_, lane, cursor) = &mut level.lanes[at];
                 let (lane, blocked) = (*lane, &sweep.blocked);
-                let next = self.waiting.next(lane, cursor, |p| blocked.contains(&p));
+                let next = self
+                    .life
+                    .waiting
+                    .next(lane, cursor, |p| blocked.contains(&p));
                 let Some((id, profile)) = next else {
                     level.lanes.swap_remove(at);
                     continue;
@@ -177,10 +201,10 @@ impl Policy {
                     Placed::Yes => {
                         budget -= 1;
                         self.stop_waiting(id);
-                        level.lanes[at].0 = self.share_of(lane.1);
+                        level.lanes[at].0 = self.life.share_of(lane.1);
                     }
                     Placed::Moot => self.stop_waiting(id),
-                    Placed::NoRoom if self.is_plain(id) || !self.is_open(profile) => {
+                    Placed::NoRoom if self.life.is_plain(id) || !self.life.is_open(profile) => {
                         sweep.blocked.insert(profile);
                     }
                     Placed::NoRoom | Placed::Deferred => {
@@ -192,25 +216,9 @@ impl Policy {
         self.share.sweep = sweep;
     }
 
-    /// True for an execution that finds the same places as any other of its profile.
-    fn is_plain(&self, id: ExecutionId) -> bool {
-        let e = self.cluster.execution(id);
-        e.is_some_and(|e| {
-            e.stage == Stage::Pending && e.avoided().is_empty() && e.left().is_empty()
-        })
-    }
-
-    /// True if an execution of this profile finds a place. The places of an execution with a
-    /// history of its own are a subset.
-    fn is_open(&mut self, profile: ProfileIx) -> bool {
-        let now = self.now;
-        let (rankings, ask) = (&mut self.rankings, Ask::new(profile, &[]));
-        placement::choose(rankings, &self.cluster, &self.config, now, &ask).is_some()
-    }
-
     /// Binds executions first for which others were preempted.
     fn keep_promises(&mut self, budget: &mut usize) {
-        let now = self.now;
+        let now = self.life.now;
         let promised: Vec<_> = self
             .share
             .promised
@@ -218,8 +226,8 @@ impl Policy {
             .map(|(i, at)| (*i, *at))
             .collect();
         for (id, since) in promised {
-            let over = now.mono.since(since) >= self.config.take_ms;
-            if !self.waiting.contains(id) || over {
+            let over = now.mono.since(since) >= self.life.config.take_ms;
+            if !self.life.waiting.contains(id) || over {
                 self.share.promised.remove(&id);
             } else if *budget > 0 {
                 match self.bind_waiting(id) {
@@ -240,7 +248,7 @@ impl Policy {
 
     /// Until when a preempted execution leaves its place to the execution that took it.
     pub(super) fn steps_back_for(&self, e: &Execution) -> Option<Millis> {
-        let now = self.now;
+        let now = self.life.now;
         let extra = e.extra.as_ref()?;
         let (cause, since) = match (e.stage, e.parked()) {
             (Stage::Pending, _) => (extra.cause.as_ref()?, e.since),
@@ -254,9 +262,9 @@ impl Policy {
         };
         if self.is_first(*by) {
             // A gang takes the freed places only once it has all of them.
-            return Some(now.mono.plus(self.config.take_ms));
+            return Some(now.mono.plus(self.life.config.take_ms));
         }
-        let until = since.plus(self.config.take_ms);
-        (now.mono < until && self.waiting.contains(*by)).then_some(until)
+        let until = since.plus(self.life.config.take_ms);
+        (now.mono < until && self.life.waiting.contains(*by)).then_some(until)
     }
 }

@@ -27,13 +27,13 @@ const TRIES: usize = 4;
 impl Policy {
     /// Chooses the leading gang, and whether free places are reserved for it.
     pub(super) fn look_at_first(&mut self) {
-        let now = self.now;
+        let now = self.life.now;
         if self.holds.gangs.is_empty() {
             self.drop_first();
             return;
         }
         let waits = |id: &ExecutionId| {
-            let e = self.cluster.execution(*id);
+            let e = self.life.cluster.execution(*id);
             e.is_some_and(|e| e.stage == Stage::Pending && !e.is_appending())
         };
         let stands = |first: &First| first.members.iter().all(waits);
@@ -81,7 +81,7 @@ impl Policy {
 
     /// Marks the policy dirty if places that were reserved for a gang are free for others now.
     fn look_again_at_waiting(&mut self, before: Option<&First>) {
-        let now = self.now;
+        let now = self.life.now;
         let first = self.holds.first.as_deref().filter(|first| first.keeps);
         // A moment in the past counts as none.
         let ends = first.and_then(|first| first.ends.filter(|at| *at > now.mono));
@@ -99,19 +99,19 @@ impl Policy {
                 |first: &First| first.key == before.key && before.places.is_within(&first.places);
             before.keeps && (differs || !first.is_some_and(keeps))
         };
-        self.dirty |= before.is_some_and(frees);
+        self.life.dirty |= before.is_some_and(frees);
     }
 
     fn drop_first(&mut self) {
         self.holds.first_from = 0;
         if self.holds.first.take().is_some() {
-            self.dirty = true;
+            self.life.dirty = true;
         }
     }
 
     /// Complete gangs whose members are all ready and reserved: only places are missing.
     fn waiting_gangs(&mut self) -> Vec<First> {
-        let now = self.now;
+        let now = self.life.now;
         let keys: Vec<GangKey> = self.holds.gangs.keys().cloned().collect();
         let mut found = Vec::new();
         for key in keys {
@@ -134,19 +134,19 @@ impl Policy {
             if !reserved {
                 continue;
             }
-            let Some(waiter) = self.waiter_of(members[0]) else {
+            let Some(waiter) = self.life.waiter_of(members[0]) else {
                 continue;
             };
-            let aged = order::aged(&self.config, now.mono.since(since), waiter.service_ms);
+            let aged = order::aged(&self.life.config, now.mono.since(since), waiter.service_ms);
             let asked = |id: &ExecutionId| self.share.asking.contains_key(id);
             let kept = self.holds.first.as_ref();
             let kept = kept.is_some_and(|f| f.keeps && f.key == key);
-            let waited = now.mono.since(since) >= self.config.gang_keep_ms;
+            let waited = now.mono.since(since) >= self.life.config.gang_keep_ms;
             let keeps = waited || kept || members.iter().any(asked);
             found.push(First {
                 turn: Turn {
                     effective: waiter.priority.saturating_add(aged),
-                    share: self.share_of(waiter.tenant),
+                    share: self.life.share_of(waiter.tenant),
                     rank: waiter.rank,
                 },
                 priority: waiter.priority,
@@ -189,19 +189,19 @@ impl Policy {
     /// The places that are reserved for a gang with an earlier turn than this execution.
     pub(super) fn kept_from(&self, id: ExecutionId) -> Option<Arc<KeptPlaces>> {
         let first = self.holds.first.as_ref().filter(|first| first.keeps)?;
-        let e = self.cluster.execution(id)?;
+        let e = self.life.cluster.execution(id)?;
         let waits = e.stage == Stage::Pending || super::aside::is_aside(e);
         if !waits || first.members.contains(&id) {
             return None;
         }
-        let waiter = self.waiter_of(id)?;
-        let effective = self.waiting.get(id).map(|(_, effective)| effective);
+        let waiter = self.life.waiter_of(id)?;
+        let effective = self.life.waiting.get(id).map(|(_, effective)| effective);
         let turn = Turn {
             effective: effective.unwrap_or(waiter.priority),
-            share: self.share_of(waiter.tenant),
+            share: self.life.share_of(waiter.tenant),
             rank: waiter.rank,
         };
-        self.kept_from_turn(first, turn, e.profile, e.attained_ms(self.now.mono))
+        self.kept_from_turn(first, turn, e.profile, e.attained_ms(self.life.now.mono))
     }
 
     /// The same for an execution that is just being submitted.
@@ -213,12 +213,12 @@ impl Policy {
         submitted_at: Timestamp,
     ) -> Option<Arc<KeptPlaces>> {
         let first = self.holds.first.as_ref().filter(|first| first.keeps)?;
-        let asks = self.cluster.profiles.get(profile)?;
-        let tenant = self.cluster.tenants.find(tenant);
+        let asks = self.life.cluster.profiles.get(profile)?;
+        let tenant = self.life.cluster.tenants.find(tenant);
         let turn = Turn {
-            effective: order::priority(&self.config, asks),
-            share: tenant.map_or(0.0, |ix: TenantIx| self.share_of(ix)),
-            rank: order::rank(&self.config, asks, 0, submitted_at, id),
+            effective: order::priority(&self.life.config, asks),
+            share: tenant.map_or(0.0, |ix: TenantIx| self.life.share_of(ix)),
+            rank: order::rank(&self.life.config, asks, 0, submitted_at, id),
         };
         self.kept_from_turn(first, turn, profile, 0)
     }
@@ -232,32 +232,32 @@ impl Policy {
     ) -> Option<Arc<KeptPlaces>> {
         // A tenant's share changes all the time, so it is computed here.
         let own = Turn {
-            share: self.share_of(first.tenant),
+            share: self.life.share_of(first.tenant),
             ..first.turn
         };
         if turn.is_before(&own) {
             return None;
         }
-        let profile = self.cluster.profiles.get(profile)?;
+        let profile = self.life.cluster.profiles.get(profile)?;
         let takes = profile.expected_s.map(|s| u64::from(s) * 1_000);
         let by_priority = matches!(
-            self.config.discipline,
+            self.life.config.discipline,
             Discipline::Priority | Discipline::Shared
         );
         let mean = self.share.take_up.mean_ms();
         let passes = Passes {
-            priority: order::priority(&self.config, profile),
+            priority: order::priority(&self.life.config, profile),
             takes_ms: takes.and_then(|ms| ms.checked_sub(attained_ms).filter(|left| *left > 0)),
-            gives_way_ms: (self.config.preempt && by_priority)
-                .then(|| residency_ms(&self.config, mean)),
+            gives_way_ms: (self.life.config.preempt && by_priority)
+                .then(|| residency_ms(&self.life.config, mean)),
         };
-        let pass = first.lets_pass(self.now.mono, passes);
+        let pass = first.lets_pass(self.life.now.mono, passes);
         (!pass).then(|| Arc::clone(&first.places))
     }
 
     /// Preempts executions for the leading gang: one for each missing place, or none at all.
     pub(super) fn preempt_for_gang(&mut self, victims: &mut Vec<Victim>) {
-        let now = self.now;
+        let now = self.life.now;
         let Some(first) = self.holds.first.as_deref() else {
             return;
         };
@@ -273,7 +273,7 @@ impl Policy {
         let mut chosen = Vec::new();
         let mut left: Vec<Victim> = std::mem::take(victims);
         for id in free {
-            let waiter = self.waiter_of(id);
+            let waiter = self.life.waiter_of(id);
             let contender = waiter.and_then(|w| self.contender(id, w, first_effective(self)));
             let Some(contender) = contender else {
                 break;
@@ -309,7 +309,7 @@ impl Policy {
     /// Members without a place for which no execution has been asked to yield. Members of one
     /// profile share the places that were asked for.
     fn unasked(&self, members: &[ExecutionId], lacking: &[ExecutionId]) -> Vec<ExecutionId> {
-        let profile = |id: &ExecutionId| self.cluster.execution(*id).map(|e| e.profile);
+        let profile = |id: &ExecutionId| self.life.cluster.execution(*id).map(|e| e.profile);
         let asks = |id: &&ExecutionId| self.share.asking.contains_key(*id);
         let mut lacks: BTreeMap<Option<ProfileIx>, usize> = BTreeMap::new();
         for id in lacking {

@@ -32,8 +32,8 @@ impl Policy {
 
     /// Result of a look at the ledger of a reservation's execution.
     pub(super) fn orphan_seen(&mut self, id: ExecutionId, seen: Seen) {
-        let now = self.now;
-        if seen == Seen::Lives || self.knows(id) {
+        let now = self.life.now;
+        if seen == Seen::Lives || self.life.knows(id) {
             return;
         }
         for table in self.holds.tables.values_mut() {
@@ -46,7 +46,7 @@ impl Policy {
 
     /// Frees what is due. What was taken over is fenced first.
     pub(super) fn plan_freeing(&mut self, tenant: &Tenant, change: &mut Change) {
-        let now = self.now;
+        let now = self.life.now;
         let Some(table) = self.holds.tables.get(tenant) else {
             return;
         };
@@ -56,7 +56,7 @@ impl Policy {
                 settled.push(*id);
                 continue;
             };
-            let live = self.cluster.execution(*id);
+            let live = self.life.cluster.execution(*id);
             if entry.by == self.seed && live.is_some_and(|e| may_be_bound(e, entry)) {
                 unfenced.push(*id);
                 continue;
@@ -69,7 +69,7 @@ impl Policy {
                 settled.push(*id);
             } else if entry.by == self.seed
                 || self.is_gone(entry)
-                || *at != Millis(0) && now.mono.since(*at) >= self.config.reserve_ms
+                || *at != Millis(0) && now.mono.since(*at) >= self.life.config.reserve_ms
             {
                 change.free.push((*id, entry.by));
             }
@@ -88,11 +88,16 @@ impl Policy {
 
     /// Appends a message without events, so that an append of the gone replica must fail.
     fn fence(&mut self, id: ExecutionId) {
-        let Some(e) = self.cluster.execution_mut(id).filter(|e| !e.is_appending()) else {
+        let Some(e) = self
+            .life
+            .cluster
+            .execution_mut(id)
+            .filter(|e| !e.is_appending())
+        else {
             return;
         };
         e.begin_append();
-        self.out.push(Action::Append {
+        self.life.out.push(Action::Append {
             execution: id,
             tenant: e.tenant.clone(),
             expected: e.seq,
@@ -104,23 +109,23 @@ impl Policy {
     /// True for a reservation whose owner is gone. Shortly after this replica's start it is false:
     /// the owner may not have been heard yet.
     pub(super) fn is_gone(&self, entry: &Reservation) -> bool {
-        let now = self.now;
-        let young = now.mono.since(self.holds.began) < 2 * self.config.replica_ms;
-        !young && !self.replicas.is_present(entry.by)
+        let now = self.life.now;
+        let young = now.mono.since(self.holds.began) < 2 * self.life.config.replica_ms;
+        !young && !self.life.replicas.is_present(entry.by)
     }
 
     /// Takes over a gone owner's reservations for live executions. If the preferred replica does
     /// not, this one does after a grace period.
     pub(super) fn plan_taking(&mut self, tenant: &Tenant, change: &mut Change) {
-        let now = self.now;
+        let now = self.life.now;
         let Some(table) = self.holds.tables.get(tenant) else {
             return;
         };
-        let grace = self.config.grace_ms;
+        let grace = self.life.config.grace_ms;
         let is_late = table.left.is_some_and(|at| now.mono.since(at) >= grace);
         let mut is_left = false;
         for (id, entry) in &table.entries {
-            let Some(e) = self.cluster.execution(*id) else {
+            let Some(e) = self.life.cluster.execution(*id) else {
                 continue;
             };
             if !self.is_gone(entry) {
@@ -128,7 +133,7 @@ impl Policy {
             }
             let mine = match entry.gang {
                 Some(_) => self.places_gangs(),
-                None => self.is_mine(*id),
+                None => self.life.is_mine(*id),
             };
             if mine || is_late {
                 change.take.push((*id, entry.by, self.seed, e.seq));

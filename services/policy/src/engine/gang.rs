@@ -17,6 +17,7 @@ use fiec_schemas::{Cause, Event, ExecutionId, Tenant, Timestamp};
 use super::{Action, Policy};
 use crate::cluster::Stage;
 use crate::holds::GangKey;
+use crate::lifecycle::Lifecycle;
 use crate::placement::{self, Ask};
 use crate::time::Millis;
 
@@ -25,20 +26,22 @@ const PLACER: &[u8] = b"gangs";
 /// Time until a gang without places is tried again, in ms.
 const AGAIN_MS: u64 = 500;
 
+impl Lifecycle {
+    fn stage(&self, id: ExecutionId) -> Option<Stage> {
+        self.cluster.execution(id).map(|e| e.stage)
+    }
+}
+
 impl Policy {
     /// True if this replica places gangs.
     pub(super) fn places_gangs(&self) -> bool {
-        self.replicas.prefers_self(PLACER)
+        self.life.replicas.prefers_self(PLACER)
     }
 
     fn gang_of(&self, id: ExecutionId) -> Option<GangKey> {
         let gang = self.holds.held.get(&id)?.gang.as_ref()?;
-        let tenant = self.cluster.execution(id)?.tenant.clone();
+        let tenant = self.life.cluster.execution(id)?.tenant.clone();
         Some((tenant, gang.name.clone()))
-    }
-
-    fn stage(&self, id: ExecutionId) -> Option<Stage> {
-        self.cluster.execution(id).map(|e| e.stage)
     }
 
     /// True for a member that is bound on its own because its gang has begun.
@@ -50,7 +53,7 @@ impl Policy {
             return !(gang.dissolving && gang.complete().is_some());
         }
         // A bound gang with members that have ended must have begun earlier.
-        let bound = self.cluster.execution(id).is_some_and(|e| e.epoch > 0);
+        let bound = self.life.cluster.execution(id).is_some_and(|e| e.epoch > 0);
         bound && !gang.given_back && gang.complete().is_none()
     }
 
@@ -87,16 +90,20 @@ impl Policy {
 
     /// Notes that a member was bound, has started, or waits again.
     pub(super) fn note_gang(&mut self, id: ExecutionId) {
-        let now = self.now;
+        let now = self.life.now;
         if self.holds.gangs.is_empty() {
             return;
         }
         let Some(key) = self.gang_of(id) else { return };
-        let started = matches!(self.stage(id), Some(Stage::Started(..)));
+        let started = matches!(self.life.stage(id), Some(Stage::Started(..)));
         if let Some(gang) = self.holds.gangs.get_mut(&key) {
             if started && gang.begun.is_none() {
                 // For members that started before this replica, the moment of the start is unknown.
-                gang.begun = Some(if self.loaded { now.mono } else { Millis(0) });
+                gang.begun = Some(if self.life.loaded {
+                    now.mono
+                } else {
+                    Millis(0)
+                });
                 // Members that were refused in the meantime are bound on their own from now on.
                 let members: Vec<_> = gang.members.iter().map(|(_, id)| *id).collect();
                 members.into_iter().for_each(|id| self.wait_if_pending(id));
@@ -153,7 +160,7 @@ impl Policy {
     pub(super) fn is_ready(&self, id: ExecutionId) -> bool {
         let held = self.holds.held.get(&id);
         let free = held.is_some_and(|h| h.after.is_empty() && h.fails.is_none());
-        let e = self.cluster.execution(id);
+        let e = self.life.cluster.execution(id);
         free && e.is_some_and(|e| e.stage == Stage::Pending && !e.is_appending())
     }
 
@@ -167,7 +174,7 @@ impl Policy {
 
     /// Returns true if the gang needs another look without a further event.
     fn act_on_gang(&mut self, key: &GangKey) -> bool {
-        let now = self.now;
+        let now = self.life.now;
         let Some(gang) = self.holds.gangs.get(key) else {
             return false;
         };
@@ -179,7 +186,7 @@ impl Policy {
         };
         let (retry_at, sent) = (gang.retry_at, gang.sent);
         let is = |id: &ExecutionId, bound: bool| {
-            let e = self.cluster.execution(*id);
+            let e = self.life.cluster.execution(*id);
             e.is_some_and(|e| match e.stage {
                 Stage::Bound(..) => bound && !e.is_appending(),
                 Stage::Pending => !bound,
@@ -190,7 +197,7 @@ impl Policy {
             // The replica that bound them sends the capsules. If it is gone, the sweep of each
             // member does.
             if !sent && members.iter().all(|id| self.is_admitted(*id)) {
-                members.iter().for_each(|id| self.send_capsule(*id));
+                members.iter().for_each(|id| self.life.send_capsule(*id));
             }
             if let Some(gang) = self.holds.gangs.get_mut(key) {
                 gang.sent = true;
@@ -228,15 +235,15 @@ impl Policy {
 
     /// Places all members or none. Returns the members without a place.
     fn place_gang(&mut self, members: &[ExecutionId]) -> Vec<ExecutionId> {
-        let now = self.now;
+        let now = self.life.now;
         for id in members {
             if self.hold_if_deadly(*id, &Cause::Initial) {
                 return vec![*id];
             }
         }
-        let (before, mut placed, mut lacking) = (self.out.len(), Vec::new(), Vec::new());
+        let (before, mut placed, mut lacking) = (self.life.out.len(), Vec::new(), Vec::new());
         for id in members {
-            let Some(e) = self.cluster.execution(*id) else {
+            let Some(e) = self.life.cluster.execution(*id) else {
                 lacking.push(*id);
                 continue;
             };
@@ -248,7 +255,7 @@ impl Policy {
                 },
             };
             let known = e.extra.as_ref().and_then(|x| x.cause.clone());
-            let (mark, cause) = (self.out.len(), known.unwrap_or(cause));
+            let (mark, cause) = (self.life.out.len(), known.unwrap_or(cause));
             let kept = self.kept_from(*id);
             let apart = self.apart_from(now, *id);
             let ask = Ask {
@@ -259,12 +266,12 @@ impl Policy {
                 free_slot: true,
                 ..Ask::new(e.profile, e.left())
             };
-            let (rankings, cluster) = (&mut self.rankings, &self.cluster);
-            let choice = placement::choose(rankings, cluster, &self.config, now, &ask);
+            let (rankings, cluster) = (&mut self.life.rankings, &self.life.cluster);
+            let choice = placement::choose(rankings, cluster, &self.life.config, now, &ask);
             if let Some(choice) = choice {
                 self.append_bound(*id, choice, cause, None);
             }
-            if self.out.len() == mark {
+            if self.life.out.len() == mark {
                 // The other members are tried as well: preemption needs to know exactly which ones
                 // lack a place.
                 lacking.push(*id);
@@ -275,9 +282,9 @@ impl Policy {
         if lacking.is_empty() {
             return lacking;
         }
-        self.out.truncate(before);
+        self.life.out.truncate(before);
         for id in placed {
-            self.cluster.take_back(id);
+            self.life.cluster.take_back(id);
         }
         lacking
     }
@@ -285,7 +292,7 @@ impl Policy {
     /// Handles a bound member of a gang that is not fully bound: reviews it again, and gives it
     /// back after a timeout. Returns false if the gang is fully bound.
     pub(super) fn wait_for_gang(&mut self, id: ExecutionId) -> bool {
-        let now = self.now;
+        let now = self.life.now;
         let Some(key) = self.gang_of(id) else {
             return false;
         };
@@ -295,29 +302,29 @@ impl Policy {
         if self.is_alone(id) {
             return false;
         }
-        let bound = |id: &ExecutionId| matches!(self.stage(*id), Some(Stage::Bound(..)));
+        let bound = |id: &ExecutionId| matches!(self.life.stage(*id), Some(Stage::Bound(..)));
         if gang.complete().is_some_and(|all| all.iter().all(bound)) {
             return false;
         }
-        let Some(e) = self.cluster.execution(id) else {
+        let Some(e) = self.life.cluster.execution(id) else {
             return false;
         };
-        let limit = self.config.gang_ms;
+        let limit = self.life.config.gang_ms;
         let waited = now.mono.since(e.since);
-        if waited < limit || self.defers(id, self.config.grace_ms) {
+        if waited < limit || self.life.defers(id, self.life.config.grace_ms) {
             let again = now.mono.plus(limit.saturating_sub(waited).max(AGAIN_MS));
-            self.cluster.set_due(id, again);
+            self.life.cluster.set_due(id, again);
             return true;
         }
         if let Some(gang) = self.holds.gangs.get_mut(&key) {
             gang.given_back = true;
             gang.retry_at = now.mono.plus(AGAIN_MS);
         }
-        let Some(e) = self.cluster.execution_mut(id) else {
+        let Some(e) = self.life.cluster.execution_mut(id) else {
             return true;
         };
         e.begin_append();
-        self.out.push(Action::Append {
+        self.life.out.push(Action::Append {
             execution: id,
             tenant: e.tenant.clone(),
             expected: e.seq,
@@ -336,7 +343,7 @@ impl Policy {
 
     /// Handles a gang that has begun with a member that finds no place: the started members yield.
     fn keep_together(&mut self, key: &GangKey) -> bool {
-        let now = self.now;
+        let now = self.life.now;
         let Some(gang) = self.holds.gangs.get(key) else {
             return false;
         };
@@ -352,7 +359,7 @@ impl Policy {
             members.into_iter().for_each(|id| self.wait_if_pending(id));
             return false;
         };
-        let stages: Vec<_> = members.iter().map(|id| self.stage(*id)).collect();
+        let stages: Vec<_> = members.iter().map(|id| self.life.stage(*id)).collect();
         let started = |s: &Option<Stage>| matches!(s, Some(Stage::Started(..)));
         let lacks = |s: &Option<Stage>| matches!(s, Some(Stage::Pending | Stage::Bound(..)));
         if !stages.iter().any(lacks) {
@@ -363,11 +370,15 @@ impl Policy {
             return false;
         }
         // Nothing of the gang runs or has its capsule: who finds a place first must not start alone.
-        let ended = members.iter().all(|id| match self.cluster.execution(*id) {
-            Some(e) => e.stage == Stage::Pending || e.is_appending() && !started(&Some(e.stage)),
-            None => false,
-        });
-        if now.mono.since(begun) < self.config.gang_ms && !ended {
+        let ended = members
+            .iter()
+            .all(|id| match self.life.cluster.execution(*id) {
+                Some(e) => {
+                    e.stage == Stage::Pending || e.is_appending() && !started(&Some(e.stage))
+                }
+                None => false,
+            });
+        if now.mono.since(begun) < self.life.config.gang_ms && !ended {
             return true;
         }
         if !stages.iter().any(started) {
@@ -385,19 +396,19 @@ impl Policy {
         if let Some(gang) = self.holds.gangs.get_mut(key) {
             gang.dissolving = true;
         }
-        let late = self.config.gang_ms + self.config.order_grace_ms;
+        let late = self.life.config.gang_ms + self.life.config.order_grace_ms;
         if !self.places_gangs() && now.mono.since(begun) < late {
             return true;
         }
         for id in members {
-            let Some(e) = self.cluster.execution(id) else {
+            let Some(e) = self.life.cluster.execution(id) else {
                 continue;
             };
             let Stage::Started(ix, _) = e.stage else {
                 continue;
             };
-            self.out.push(Action::Control {
-                node: self.cluster.node(ix).id.clone(),
+            self.life.out.push(Action::Control {
+                node: self.life.cluster.node(ix).id.clone(),
                 request: ControlRequest::Yield {
                     execution: id,
                     epoch: e.epoch,

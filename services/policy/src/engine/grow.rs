@@ -31,14 +31,14 @@ impl Policy {
         self.spread.next = members.next().map(|(id, _)| *id);
         for id in some {
             let whole = self.spread.root_of(id) == id;
-            if whole && self.is_mine(id) && !self.spread.orphans.contains_key(&id) {
+            if whole && self.life.is_mine(id) && !self.spread.orphans.contains_key(&id) {
                 self.grow_one(id);
             }
         }
     }
 
     fn grow_one(&mut self, root: ExecutionId) {
-        let now = self.now;
+        let now = self.life.now;
         self.settle_order(root);
         let weighed = self.weigh(root);
         let growth = self.spread.growth.entry(root).or_default();
@@ -50,7 +50,7 @@ impl Policy {
             }
         };
         let (Some(e), Some(member)) = (
-            self.cluster.execution(one.id),
+            self.life.cluster.execution(one.id),
             self.spread.members.get(&one.id),
         ) else {
             return;
@@ -65,7 +65,7 @@ impl Policy {
             clippy::cast_sign_loss,
             reason = "clamped"
         )]
-        let within = self.config.spread_answer_ms + capsules as u64;
+        let within = self.life.config.spread_answer_ms + capsules as u64;
         growth.asked = Some(Asked {
             execution: one.id,
             epoch: e.epoch,
@@ -75,8 +75,8 @@ impl Policy {
             refused: None,
         });
         growth.stays = Some(Stay::Asked(one.id));
-        self.out.push(Action::Control {
-            node: self.cluster.node(ix).id.clone(),
+        self.life.out.push(Action::Control {
+            node: self.life.cluster.node(ix).id.clone(),
             request: ControlRequest::Split {
                 execution: one.id,
                 epoch: e.epoch,
@@ -87,15 +87,15 @@ impl Policy {
 
     /// Evaluates the result of the last order.
     fn settle_order(&mut self, root: ExecutionId) {
-        let now = self.now;
-        let retry = self.config.order_retry_ms;
+        let now = self.life.now;
+        let retry = self.life.config.order_retry_ms;
         let Some(growth) = self.spread.growth.get_mut(&root) else {
             return;
         };
         let Some(asked) = &growth.asked else {
             return;
         };
-        let e = self.cluster.execution(asked.execution);
+        let e = self.life.cluster.execution(asked.execution);
         let (Some(e), Some(member)) = (e, self.spread.members.get(&asked.execution)) else {
             growth.asked = None;
             return;
@@ -111,7 +111,7 @@ impl Policy {
 
     /// Chooses the member that splits, or says why none does.
     fn weigh(&mut self, root: ExecutionId) -> Result<Splittable, Stay> {
-        let now = self.now;
+        let now = self.life.now;
         let growth = self.spread.growth.get(&root);
         if let Some(asked) = growth.and_then(|g| g.asked.as_ref()) {
             return Err(Stay::Asked(asked.execution));
@@ -124,7 +124,7 @@ impl Policy {
             return Err(Stay::Full);
         }
         let settles = live.iter().find(|id| {
-            let e = self.cluster.execution(**id);
+            let e = self.life.cluster.execution(**id);
             e.is_none_or(|e| !e.computes() || e.is_appending())
         });
         if let Some(id) = unborn.first().or(settles) {
@@ -133,7 +133,10 @@ impl Policy {
             return Err(Stay::Settling(id));
         }
         let splittable: Vec<_> = live.iter().filter_map(|id| self.splittable(*id)).collect();
-        let (least, moves) = (self.config.spread_least_ms, self.config.spread_moves);
+        let (least, moves) = (
+            self.life.config.spread_least_ms,
+            self.life.config.spread_moves,
+        );
         let chosen = spread::choose(&splittable, least, moves)?;
         if self.others_wait() {
             self.no_room_since(root);
@@ -148,7 +151,7 @@ impl Policy {
         }
         let growth = self.spread.growth.entry(root).or_default();
         let since = *growth.room_since.get_or_insert(now.mono);
-        if now.mono.since(since) < self.config.spread_dwell_ms {
+        if now.mono.since(since) < self.life.config.spread_dwell_ms {
             return Err(Stay::Soon);
         }
         if now.mono < growth.not_before {
@@ -168,8 +171,11 @@ impl Policy {
 
     /// The remaining range of a member that could be split now.
     fn splittable(&self, id: ExecutionId) -> Option<Splittable> {
-        let now = self.now;
-        let (e, member) = (self.cluster.execution(id)?, self.spread.members.get(&id)?);
+        let now = self.life.now;
+        let (e, member) = (
+            self.life.cluster.execution(id)?,
+            self.spread.members.get(&id)?,
+        );
         if !matches!(e.stage, Stage::Started(..)) {
             return None;
         }
@@ -192,12 +198,12 @@ impl Policy {
 
     /// True if another waiting execution has a place, or a gang gathers places.
     fn others_wait(&mut self) -> bool {
-        let now = self.now;
+        let now = self.life.now;
         if self.share.fresh {
             return true;
         }
         let waits = |id| {
-            let e = self.cluster.execution(id);
+            let e = self.life.cluster.execution(id);
             e.is_some_and(|e| e.stage == Stage::Pending)
         };
         let mut gangs = self.holds.gangs.values();
@@ -208,23 +214,23 @@ impl Policy {
         if gathers {
             return true;
         }
-        let profiles: Vec<_> = self.waiting.profiles().take(PROFILES).collect();
+        let profiles: Vec<_> = self.life.waiting.profiles().take(PROFILES).collect();
         profiles.into_iter().any(|profile| {
-            let (cluster, config) = (&self.cluster, &self.config);
+            let (cluster, config) = (&self.life.cluster, &self.life.config);
             let ask = Ask::new(profile, &[]);
-            placement::choose(&mut self.rankings, cluster, config, now, &ask).is_some()
+            placement::choose(&mut self.life.rankings, cluster, config, now, &ask).is_some()
         })
     }
 
     /// True if one more execution like this finds a place: on a node without a member, or on any
     /// free device if the members run on devices.
     fn has_room(&mut self, like: ExecutionId, live: &[ExecutionId]) -> bool {
-        let now = self.now;
-        let Some(e) = self.cluster.execution(like) else {
+        let now = self.life.now;
+        let Some(e) = self.life.cluster.execution(like) else {
             return false;
         };
         let here = live.iter().filter(|_| e.device().is_none());
-        let here = here.filter_map(|id| self.cluster.execution(*id)?.stage.node());
+        let here = here.filter_map(|id| self.life.cluster.execution(*id)?.stage.node());
         let avoid: Vec<_> = here
             .map(|node| Avoided {
                 node,
@@ -237,8 +243,8 @@ impl Policy {
             free_slot: true,
             ..Ask::new(e.profile, &[])
         };
-        let (cluster, config) = (&self.cluster, &self.config);
-        placement::choose(&mut self.rankings, cluster, config, now, &ask).is_some()
+        let (cluster, config) = (&self.life.cluster, &self.life.config);
+        placement::choose(&mut self.life.rankings, cluster, config, now, &ask).is_some()
     }
 
     /// Handles the answer to an order to split.

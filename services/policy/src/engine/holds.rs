@@ -48,7 +48,7 @@ impl Policy {
         }
         for awaited in &held.after {
             self.holds.waiters.entry(awaited.id).or_default().insert(id);
-            if !self.knows(awaited.id) {
+            if !self.life.knows(awaited.id) {
                 self.holds.look_at.entry(awaited.id).or_default();
             }
         }
@@ -77,7 +77,7 @@ impl Policy {
         let Some(gang) = self.holds.held.get(&id).and_then(|h| h.gang.clone()) else {
             return;
         };
-        let Some(e) = self.cluster.execution(id) else {
+        let Some(e) = self.life.cluster.execution(id) else {
             return;
         };
         let (key, member) = ((e.tenant.clone(), gang.name), (e.submitted_at, id));
@@ -95,17 +95,17 @@ impl Policy {
 
     /// Handles the result of a look at a ledger.
     pub(super) fn looked_up(&mut self, id: ExecutionId, seen: Seen) {
-        let now = self.now;
+        let now = self.life.now;
         let wall = now.wall.millis();
-        let old_ms = i64::try_from(self.config.vanished_ms).unwrap_or(i64::MAX);
+        let old_ms = i64::try_from(self.life.config.vanished_ms).unwrap_or(i64::MAX);
         // Executions of one batch may get their ledgers a moment apart.
         let youngest = self.holds.waiters.get(&id).into_iter().flatten();
-        let youngest = youngest.filter_map(|w| Some(self.cluster.execution(*w)?.submitted_at));
+        let youngest = youngest.filter_map(|w| Some(self.life.cluster.execution(*w)?.submitted_at));
         let old = youngest.max().is_none_or(|at| wall - at.millis() > old_ms);
         if matches!(seen, Seen::Ended(_)) || (seen == Seen::Vanished && old) {
             self.seen(id, seen, old);
-        } else if self.holds.waiters.contains_key(&id) && !self.knows(id) {
-            let again = now.mono.plus(self.config.look_ms);
+        } else if self.holds.waiters.contains_key(&id) && !self.life.knows(id) {
+            let again = now.mono.plus(self.life.config.look_ms);
             self.holds.look_at.insert(id, again);
         }
     }
@@ -144,7 +144,7 @@ impl Policy {
     }
 
     pub(super) fn wait_if_pending(&mut self, id: ExecutionId) {
-        let pending = self.cluster.execution(id);
+        let pending = self.life.cluster.execution(id);
         if pending.is_some_and(|e| e.stage == Stage::Pending && !e.is_appending()) {
             self.wait(id);
         }
@@ -152,7 +152,7 @@ impl Policy {
 
     /// Forgets the holds of an execution that no longer lives.
     pub(super) fn forget_holds(&mut self, id: ExecutionId) {
-        let Some(e) = self.cluster.execution(id) else {
+        let Some(e) = self.life.cluster.execution(id) else {
             return;
         };
         if self.holds.is_idle() {
@@ -193,7 +193,7 @@ impl Policy {
         if self.awaits_parts(id) {
             return false;
         }
-        let pending = self.cluster.execution(id);
+        let pending = self.life.cluster.execution(id);
         if self.holds.is_idle() || pending.is_none_or(|e| e.stage != Stage::Pending) {
             return true;
         }
@@ -208,7 +208,7 @@ impl Policy {
             if let Some(gang) = &held.gang
                 && !self.is_alone(id)
             {
-                if let Some(tenant) = self.tenant(id) {
+                if let Some(tenant) = self.life.tenant(id) {
                     let key = (tenant, gang.name.clone());
                     self.holds.gangs_due.insert(key);
                     self.holds.due = true;
@@ -221,7 +221,7 @@ impl Policy {
 
     /// For people: why an execution may not be bound now, independent of room.
     pub(super) fn held_in_words(&self, id: ExecutionId) -> Option<String> {
-        let e = self.cluster.execution(id)?;
+        let e = self.life.cluster.execution(id)?;
         if e.stage != Stage::Pending {
             return None;
         }
@@ -242,12 +242,13 @@ impl Policy {
             }
         }
         self.unreserved_in_words(id)
-            .or_else(|| self.kept_in_words(self.now, id))
+            .or_else(|| self.kept_in_words(self.life.now, id))
     }
 
     /// For people: what would let it be bound.
     pub(super) fn help_for_held(&self, id: ExecutionId) -> Vec<String> {
         let Some((e, held)) = self
+            .life
             .cluster
             .execution(id)
             .map(|e| (e, self.holds.held.get(&id)))
@@ -280,7 +281,7 @@ impl Policy {
 
     fn awaited_in_words(&self, held: &Held) -> String {
         const NAMED: usize = 5;
-        let where_it_is = |id| match self.cluster.execution(id).map(|e| e.stage) {
+        let where_it_is = |id| match self.life.cluster.execution(id).map(|e| e.stage) {
             None => "not known here",
             Some(Stage::Pending) => "pending",
             Some(Stage::Bound(..)) => "bound",
@@ -306,12 +307,12 @@ impl Policy {
 
     /// Acts on changes of holds.
     pub(super) fn act_on_holds(&mut self) {
-        let now = self.now;
+        let now = self.life.now;
         if self.holds.is_idle() {
             return;
         }
         self.look_at_first();
-        let sweep = now.mono.since(self.holds.swept) >= self.config.look_ms;
+        let sweep = now.mono.since(self.holds.swept) >= self.life.config.look_ms;
         if sweep {
             self.holds.swept = now.mono;
             self.sweep_reservations();
@@ -326,7 +327,7 @@ impl Policy {
     }
 
     fn look_at_ledgers(&mut self) {
-        let now = self.now;
+        let now = self.life.now;
         let due = |at: &Millis| *at <= now.mono;
         let ids: Vec<_> = self
             .holds
@@ -343,17 +344,17 @@ impl Policy {
             let reserved = self.holds.tables.iter();
             let mut reserved = reserved.filter(|(_, table)| table.entries.contains_key(&id));
             let tenant = match waiter {
-                Some(waiter) => self.tenant(*waiter),
+                Some(waiter) => self.life.tenant(*waiter),
                 None => reserved.next().map(|(tenant, _)| tenant.clone()),
             };
             let Some(tenant) = tenant else {
                 continue;
             };
-            if !self.knows(id) {
+            if !self.life.knows(id) {
                 // Look again if no answer comes.
-                let again = now.mono.plus(10 * self.config.look_ms);
+                let again = now.mono.plus(10 * self.life.config.look_ms);
                 self.holds.look_at.insert(id, again);
-                self.out.push(Action::Lookup {
+                self.life.out.push(Action::Lookup {
                     execution: id,
                     tenant,
                 });
@@ -362,17 +363,17 @@ impl Policy {
     }
 
     fn fail_what_cannot_run(&mut self) {
-        let _now = self.now;
+        let _now = self.life.now;
         let ids: Vec<_> = self.holds.failing.iter().copied().collect();
         for id in ids {
-            let Some(e) = self.cluster.execution(id) else {
+            let Some(e) = self.life.cluster.execution(id) else {
                 self.holds.failing.remove(&id);
                 continue;
             };
             if e.is_appending() || !matches!(e.stage, Stage::Pending | Stage::Paused) {
                 continue;
             }
-            if self.defers(id, self.config.grace_ms) {
+            if self.life.defers(id, self.life.config.grace_ms) {
                 self.holds.due = true;
                 continue;
             }

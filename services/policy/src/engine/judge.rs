@@ -8,6 +8,7 @@ use fiec_schemas::{Contract, Event, ExecutionId, Fault, NodeId, StatePlace};
 
 use super::{Action, Policy};
 use crate::cluster::{NodeIx, Stage};
+use crate::lifecycle::Lifecycle;
 use crate::verify::Claim;
 
 /// Most verifiers that an event names.
@@ -38,13 +39,24 @@ fn is_kept(place: &StatePlace) -> bool {
     place.seq.is_none()
 }
 
+impl Lifecycle {
+    /// Asks a node to run its canaries: if one fails, it was the node.
+    pub(super) fn ask_for_proof(&mut self, ix: NodeIx) {
+        self.out.push(Action::Control {
+            node: self.cluster.node(ix).id.clone(),
+            request: ControlRequest::Prove,
+            ticket: None,
+        });
+    }
+}
+
 impl Policy {
     /// Processes the result of a verifier.
     pub(super) fn verdict(&mut self, verdict: Verdict) {
-        let now = self.now;
+        let now = self.life.now;
         let id = verdict.execution;
-        let retry = self.config.verify_retry_ms;
-        let from = self.cluster.find(&verdict.node);
+        let retry = self.life.config.verify_retry_ms;
+        let from = self.life.cluster.find(&verdict.node);
         let Some(check) = self.checks.get_mut(&id) else {
             return;
         };
@@ -87,8 +99,8 @@ impl Policy {
     }
 
     fn decide(&mut self, id: ExecutionId, outcome: Outcome) {
-        let now = self.now;
-        let retry = self.config.verify_retry_ms;
+        let now = self.life.now;
+        let retry = self.life.config.verify_retry_ms;
         let Some(check) = self.checks.get_mut(&id) else {
             return;
         };
@@ -102,7 +114,7 @@ impl Policy {
             .as_ref()
             .and_then(|t| t.other.as_ref())
             .map(|(ix, _)| *ix);
-        let name = |ix: NodeIx| self.cluster.node(ix).id.clone();
+        let name = |ix: NodeIx| self.life.cluster.node(ix).id.clone();
         let claimant = claim.node.map(name);
         let said = claimant
             .as_ref()
@@ -123,7 +135,7 @@ impl Policy {
         match outcome {
             Outcome::Agreed(by) => {
                 let names: Vec<_> = by.iter().map(|ix| name(*ix)).collect();
-                self.out.push(record(
+                self.life.out.push(record(
                     names,
                     VerificationOutcome::Agreed,
                     format!("{said} had computed the same"),
@@ -142,7 +154,7 @@ impl Policy {
                     None => VerificationOutcome::VerifierCorrupt,
                     Some(_) => VerificationOutcome::Undecided,
                 };
-                self.out.push(record(
+                self.life.out.push(record(
                     vec![name(slanderer), name(by)],
                     outcome,
                     format!("{}: {reason}", name(slanderer)),
@@ -150,7 +162,7 @@ impl Policy {
                 self.confirm(id, &[by]);
                 match excuse {
                     None => self.convict(slanderer, reason),
-                    Some(_) => self.ask_for_proof(slanderer),
+                    Some(_) => self.life.ask_for_proof(slanderer),
                 }
             }
             Outcome::Wrong(by) => {
@@ -167,18 +179,19 @@ impl Policy {
                     None => VerificationOutcome::NodeCorrupt,
                     Some(_) => VerificationOutcome::Undecided,
                 };
-                self.out
+                self.life
+                    .out
                     .push(record(names, outcome, format!("{said}: {reason}")));
                 self.go_back(id, claim.node, reason.clone());
                 match (claim.node, excuse) {
                     (Some(node), None) => self.convict(node, reason),
-                    (Some(node), Some(_)) => self.ask_for_proof(node),
+                    (Some(node), Some(_)) => self.life.ask_for_proof(node),
                     (None, _) => {}
                 }
             }
             Outcome::Undecided => {
                 let names: Vec<_> = first.into_iter().map(name).collect();
-                self.out.push(record(
+                self.life.out.push(record(
                     names,
                     VerificationOutcome::Undecided,
                     format!("{said} had computed other bits"),
@@ -190,7 +203,7 @@ impl Policy {
                     "the ledger shows no more which outputs {what} have named, so they are \
                      computed anew"
                 );
-                self.out.push(record(
+                self.life.out.push(record(
                     vec![name(by)],
                     VerificationOutcome::Undecided,
                     reason.clone(),
@@ -204,13 +217,14 @@ impl Policy {
                     "{what} have three different ends; all were asked for proofs. If their canaries \
                      pass, the bits of the program depend on the node: `fiec check` tells where"
                 );
-                self.out
+                self.life
+                    .out
                     .push(record(names, VerificationOutcome::Undecided, note.clone()));
                 check.trial = None;
                 check.failed(now.mono, retry, note);
                 check.babels = check.babels.saturating_add(1);
                 for ix in claim.node.into_iter().chain(others) {
-                    self.ask_for_proof(ix);
+                    self.life.ask_for_proof(ix);
                 }
             }
         }
@@ -228,7 +242,10 @@ impl Policy {
             .filter(|good| Some(good) != before.as_ref())
         {
             let old = before.filter(is_kept).map(|place| place.digest);
-            let by = check.by.iter().map(|ix| self.cluster.node(*ix).id.clone());
+            let by = check
+                .by
+                .iter()
+                .map(|ix| self.life.cluster.node(*ix).id.clone());
             let up_to = VerifiedUpTo {
                 v: 1,
                 by: by.take(VERIFIERS_LIMIT).collect(),
@@ -236,7 +253,7 @@ impl Policy {
                 good,
             };
             let drop = old.filter(|digest| *digest != up_to.good.digest);
-            self.out.push(Action::Verified {
+            self.life.out.push(Action::Verified {
                 execution: id,
                 up_to,
                 drop,
@@ -250,7 +267,7 @@ impl Policy {
     /// Ends an execution that nobody can compute twice with the same bits, once everything of it was
     /// computed. While it computes, its nodes may yet be found to be at fault.
     pub(super) fn gives_up_comparing(&mut self, id: ExecutionId) -> bool {
-        let (Some(check), Some(e)) = (self.checks.get(&id), self.cluster.execution(id)) else {
+        let (Some(check), Some(e)) = (self.checks.get(&id), self.life.cluster.execution(id)) else {
             return false;
         };
         if check.babels < BABELS_LIMIT || e.stage != Stage::Verifying || e.is_appending() {
@@ -279,7 +296,7 @@ impl Policy {
     pub(super) fn drop_kept(&mut self, id: ExecutionId) {
         let good = self.checks.get(&id).and_then(|check| check.good.as_ref());
         if let Some(good) = good.filter(|place| is_kept(place)) {
-            self.out.push(Action::DropKept {
+            self.life.out.push(Action::DropKept {
                 execution: id,
                 digest: good.digest,
             });
@@ -288,7 +305,7 @@ impl Policy {
 
     /// Appends `verified` and `completed` once everything of an execution is verified.
     pub(super) fn finish(&mut self, id: ExecutionId) {
-        let now = self.now;
+        let now = self.life.now;
         let Some(check) = self.checks.get(&id) else {
             return;
         };
@@ -296,12 +313,12 @@ impl Policy {
             return;
         };
         let (by, segments) = (check.by.clone(), check.segments);
-        let by = by.iter().map(|ix| self.cluster.node(*ix).id.clone());
+        let by = by.iter().map(|ix| self.life.cluster.node(*ix).id.clone());
         let verified = Event::Verified {
             by: by.take(VERIFIERS_LIMIT).collect(),
             segments,
         };
-        let Some(e) = self.cluster.execution_mut(id) else {
+        let Some(e) = self.life.cluster.execution_mut(id) else {
             return;
         };
         // An append in flight settles first; a later tick tries again.
@@ -310,7 +327,7 @@ impl Policy {
         }
         e.begin_append();
         e.since = now.mono;
-        self.out.push(Action::Append {
+        self.life.out.push(Action::Append {
             execution: id,
             tenant: e.tenant.clone(),
             expected: e.seq,
@@ -321,8 +338,8 @@ impl Policy {
     }
 
     fn go_back(&mut self, id: ExecutionId, culprit: Option<NodeIx>, reason: String) {
-        let now = self.now;
-        let retry = self.config.verify_retry_ms;
+        let now = self.life.now;
+        let retry = self.life.config.verify_retry_ms;
         if let Some(check) = self.checks.get_mut(&id) {
             check.must_step_back = Some((culprit, reason.clone()));
             check.retry_at = now.mono.plus(retry);
@@ -334,11 +351,11 @@ impl Policy {
     /// nodes that agree has as many processors, and the program is a package, whose threads may follow
     /// them. Built-in programs have the same bits on any number.
     fn excuse(&self, id: ExecutionId, alone: NodeIx, agreed: &[NodeIx]) -> Option<String> {
-        let profile = self.cluster.execution(id)?.profile;
-        if is_built_in(&self.cluster.profiles.get(profile)?.program) {
+        let profile = self.life.cluster.execution(id)?.profile;
+        if is_built_in(&self.life.cluster.profiles.get(profile)?.program) {
             return None;
         }
-        let cpus = |ix: NodeIx| Some(self.cluster.node(ix).descriptor.as_ref()?.cpus);
+        let cpus = |ix: NodeIx| Some(self.life.cluster.node(ix).descriptor.as_ref()?.cpus);
         let own = cpus(alone);
         let is_like = |ix: &NodeIx| own.is_some() && cpus(*ix) == own;
         (!agreed.iter().any(is_like)).then(|| {
@@ -348,18 +365,9 @@ impl Policy {
         })
     }
 
-    /// Asks a node to run its canaries: if one fails, it was the node.
-    pub(super) fn ask_for_proof(&mut self, ix: NodeIx) {
-        self.out.push(Action::Control {
-            node: self.cluster.node(ix).id.clone(),
-            request: ControlRequest::Prove,
-            ticket: None,
-        });
-    }
-
     /// Uses a node's new proof to decide between two nodes that disagree when no third one can.
     pub(super) fn proof_tells(&mut self, ix: NodeIx, proof: &Proof) {
-        let now = self.now;
+        let now = self.life.now;
         // Claims are recomputed on the host, so only the host's canary counts. A device that broke
         // the contract has lost it already.
         let broken = |r: &&fiec_schemas::trust::Proved| {

@@ -14,8 +14,8 @@ const AGAIN_US: i64 = 1_000_000;
 impl Policy {
     /// The deadline after which the execution fails, if it has one.
     fn fails_at(&self, id: ExecutionId) -> Option<Timestamp> {
-        let e = self.cluster.execution(id)?;
-        let deadline = self.cluster.profiles.get(e.profile)?.deadline?;
+        let e = self.life.cluster.execution(id)?;
+        let deadline = self.life.cluster.profiles.get(e.profile)?.deadline?;
         (deadline.on_miss == OnMiss::Fail).then(|| deadline.moment(e.submitted_at))
     }
 
@@ -27,8 +27,8 @@ impl Policy {
 
     /// Fails executions whose deadline has passed.
     pub(super) fn look_at_deadlines(&mut self) {
-        let now = self.now;
-        for _ in 0..self.config.burst {
+        let now = self.life.now;
+        for _ in 0..self.life.config.burst {
             let Some(id) = self.share.deadlines.due(now.wall) else {
                 return;
             };
@@ -39,7 +39,7 @@ impl Policy {
             };
             let again = Timestamp::from_micros(now.wall.micros().saturating_add(AGAIN_US));
             self.share.deadlines.again(id, again);
-            if !self.defers(id, self.config.grace_ms) {
+            if !self.life.defers(id, self.life.config.grace_ms) {
                 self.fail_late(id, deadline);
             }
         }
@@ -47,14 +47,14 @@ impl Policy {
 
     /// True if the execution's deadline has passed and it must fail.
     pub(super) fn is_late(&self, id: ExecutionId) -> bool {
-        let now = self.now;
+        let now = self.life.now;
         self.fails_at(id).is_some_and(|at| at <= now.wall)
     }
 
     /// Fails a waiting execution instead of binding it.
     pub(super) fn let_fail(&mut self, id: ExecutionId) -> Placed {
-        let _now = self.now;
-        if self.defers(id, self.config.grace_ms) {
+        let _now = self.life.now;
+        if self.life.defers(id, self.life.config.grace_ms) {
             return Placed::Deferred;
         }
         match self.fails_at(id) {
@@ -65,7 +65,7 @@ impl Policy {
     }
 
     fn fail_late(&mut self, id: ExecutionId, deadline: Timestamp) {
-        let Some(e) = self.cluster.execution(id) else {
+        let Some(e) = self.life.cluster.execution(id) else {
             return;
         };
         if e.is_appending() {
@@ -79,7 +79,7 @@ impl Policy {
                     by: None,
                     reason,
                 };
-                self.order_yield(id, cause);
+                self.life.order_yield(id, cause);
             }
             Stage::Pending | Stage::Bound(..) | Stage::Paused => {
                 let reason = format!("it was not done by its deadline {deadline}");

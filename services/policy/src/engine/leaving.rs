@@ -24,12 +24,13 @@ use fiec_schemas::{Cause, ExecutionId, Timestamp};
 use super::bind::Placed;
 use super::{Action, Policy};
 use crate::cluster::{NodeIx, Stage};
+use crate::lifecycle::Lifecycle;
 use crate::time::Millis;
 
 /// The author of a change if it is no longer known.
 const SOMEBODY: &str = "an earlier request";
 
-impl Policy {
+impl Lifecycle {
     /// The reason why an execution must leave its node, independent of measurements.
     pub(super) fn must_go(&self, id: ExecutionId, ix: NodeIx, started: bool) -> Option<Cause> {
         let node = self.cluster.node(ix);
@@ -75,94 +76,12 @@ impl Policy {
         })
     }
 
-    /// Moves an execution whose node is excluded by a change. Returns true if the node is excluded.
-    pub(super) fn obey_change(&mut self, id: ExecutionId) -> bool {
-        let now = self.now;
-        let Some(e) = self.cluster.execution(id) else {
-            return false;
-        };
-        let Some(ix) = e.stage.node() else {
-            return false;
-        };
-        if e.is_appending() || e.order().is_some() || !self.is_ruled_out(id, ix) {
-            return false;
-        }
-        let overdue = now.mono.since(e.since) >= self.config.horizon_ms;
-        if matches!(e.stage, Stage::Started(..)) && overdue {
-            self.cluster.mark_long(id);
-        }
-        if matches!(self.review_one(id, ix), Placed::NoRoom | Placed::Moot) {
-            let again = now.mono.plus(self.config.order_retry_ms);
-            self.cluster.set_due(id, again);
-        }
-        true
-    }
-
     /// The moment until which all executions must have left a node, if there is one.
     pub(super) fn leave_by(&self, ix: NodeIx) -> Option<Timestamp> {
         let node = self.cluster.node(ix);
         match node.revoked_at() {
             Some(gone) => Some(before(gone, self.config.give_up_ms)),
             None => node.flags.drain_by.filter(|_| node.flags.draining),
-        }
-    }
-
-    /// Time that an execution needs to commit and leave, in ms: twice the 90th percentile of its
-    /// recent intervals, plus a margin. None if unknown.
-    fn needs_ms(&self, id: ExecutionId) -> Option<u64> {
-        let interval = self.share.rhythms.get(&id)?.quantile(0.9)?;
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "float casts saturate, and this one is not negative"
-        )]
-        let twice = (2.0 * interval).ceil() as u64;
-        Some(twice.saturating_add(self.config.leave_margin_ms))
-    }
-
-    /// Sorts the executions with the longest need first.
-    pub(super) fn longest_first(&self, ids: &mut [ExecutionId]) {
-        ids.sort_by_cached_key(|id| Reverse(self.needs_ms(*id).unwrap_or(u64::MAX)));
-    }
-
-    /// Handles executions still on a node near its end: orders a yield without a destination, and
-    /// finally gives them up.
-    pub(super) fn hurry(&mut self, ix: NodeIx) {
-        let now = self.now;
-        let Some(end) = self.leave_by(ix) else {
-            return;
-        };
-        if self.cluster.node(ix).presence != crate::cluster::Presence::Up {
-            return;
-        }
-        let left_ms = u64::try_from(end.millis() - now.wall.millis()).unwrap_or(0);
-        let ids: Vec<_> = self.cluster.node(ix).holds.iter().copied().collect();
-        for id in ids {
-            let Some(e) = self.cluster.execution(id) else {
-                continue;
-            };
-            let Stage::Started(..) = e.stage else {
-                continue;
-            };
-            // Ordered or refused a moment ago: wait until the delay is over.
-            let avoided = e.avoided().iter();
-            let waits = avoided.filter(|a| a.node == ix).any(|a| now.mono < a.until);
-            if e.is_appending() || waits {
-                continue;
-            }
-            let (epoch, ordered) = (e.epoch, e.order().is_some());
-            if left_ms == 0 {
-                let late = end.millis() + i64::try_from(self.config.order_grace_ms).unwrap_or(0);
-                if !self.is_mine(id) && now.wall.millis() < late {
-                    continue;
-                }
-                self.give_up(id, (ix, epoch));
-            } else if !ordered && self.needs_ms(id).is_none_or(|needs| left_ms <= needs) {
-                if self.defers(id, self.config.order_grace_ms.min(left_ms / 2)) {
-                    continue;
-                }
-                self.suspend(id, ix);
-            }
         }
     }
 
@@ -209,6 +128,94 @@ impl Policy {
         let Some(ix) = e.stage.node() else { return };
         if e.order().is_none() && self.is_ruled_out(id, ix) {
             self.cluster.set_due(id, Millis(now.mono.0.max(1)));
+        }
+    }
+}
+
+impl Policy {
+    /// Moves an execution whose node is excluded by a change. Returns true if the node is excluded.
+    pub(super) fn obey_change(&mut self, id: ExecutionId) -> bool {
+        let now = self.life.now;
+        let Some(e) = self.life.cluster.execution(id) else {
+            return false;
+        };
+        let Some(ix) = e.stage.node() else {
+            return false;
+        };
+        if e.is_appending() || e.order().is_some() || !self.life.is_ruled_out(id, ix) {
+            return false;
+        }
+        let overdue = now.mono.since(e.since) >= self.life.config.horizon_ms;
+        if matches!(e.stage, Stage::Started(..)) && overdue {
+            self.life.cluster.mark_long(id);
+        }
+        if matches!(self.review_one(id, ix), Placed::NoRoom | Placed::Moot) {
+            let again = now.mono.plus(self.life.config.order_retry_ms);
+            self.life.cluster.set_due(id, again);
+        }
+        true
+    }
+
+    /// Time that an execution needs to commit and leave, in ms: twice the 90th percentile of its
+    /// recent intervals, plus a margin. None if unknown.
+    fn needs_ms(&self, id: ExecutionId) -> Option<u64> {
+        let interval = self.share.rhythms.get(&id)?.quantile(0.9)?;
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "float casts saturate, and this one is not negative"
+        )]
+        let twice = (2.0 * interval).ceil() as u64;
+        Some(twice.saturating_add(self.life.config.leave_margin_ms))
+    }
+
+    /// Sorts the executions with the longest need first.
+    pub(super) fn longest_first(&self, ids: &mut [ExecutionId]) {
+        ids.sort_by_cached_key(|id| Reverse(self.needs_ms(*id).unwrap_or(u64::MAX)));
+    }
+
+    /// Handles executions still on a node near its end: orders a yield without a destination, and
+    /// finally gives them up.
+    pub(super) fn hurry(&mut self, ix: NodeIx) {
+        let now = self.life.now;
+        let Some(end) = self.life.leave_by(ix) else {
+            return;
+        };
+        if self.life.cluster.node(ix).presence != crate::cluster::Presence::Up {
+            return;
+        }
+        let left_ms = u64::try_from(end.millis() - now.wall.millis()).unwrap_or(0);
+        let ids: Vec<_> = self.life.cluster.node(ix).holds.iter().copied().collect();
+        for id in ids {
+            let Some(e) = self.life.cluster.execution(id) else {
+                continue;
+            };
+            let Stage::Started(..) = e.stage else {
+                continue;
+            };
+            // Ordered or refused a moment ago: wait until the delay is over.
+            let avoided = e.avoided().iter();
+            let waits = avoided.filter(|a| a.node == ix).any(|a| now.mono < a.until);
+            if e.is_appending() || waits {
+                continue;
+            }
+            let (epoch, ordered) = (e.epoch, e.order().is_some());
+            if left_ms == 0 {
+                let late =
+                    end.millis() + i64::try_from(self.life.config.order_grace_ms).unwrap_or(0);
+                if !self.life.is_mine(id) && now.wall.millis() < late {
+                    continue;
+                }
+                self.life.give_up(id, (ix, epoch));
+            } else if !ordered && self.needs_ms(id).is_none_or(|needs| left_ms <= needs) {
+                if self
+                    .life
+                    .defers(id, self.life.config.order_grace_ms.min(left_ms / 2))
+                {
+                    continue;
+                }
+                self.life.suspend(id, ix);
+            }
         }
     }
 }

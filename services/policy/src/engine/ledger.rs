@@ -6,95 +6,14 @@ use fiec_schemas::{Cause, EventKind, ExecutionId, PhaseKind, Submission};
 use super::{Action, Policy};
 use crate::cluster::{Attained, Execution, NodeIx, Presence, Stage};
 use crate::holds::HoldSpec;
+use crate::lifecycle::Lifecycle;
 use crate::places::{Claim, DeviceIx};
 use crate::profile::{Profile, ProfileIx};
 use crate::time::Millis;
 use crate::view::LedgerView;
 use crate::watch::Watch;
 
-impl Policy {
-    /// Processes a message. `reread`: it was read after a failed append and replaces the policy's
-    /// view.
-    pub(super) fn follow_ledger(&mut self, view: &LedgerView<'_>, reread: bool) {
-        let now = self.now;
-        let id = view.state.execution;
-        if reread {
-            self.stepping.remove(&id);
-        }
-        let writer = self.writer(view);
-        self.hear_writer(writer);
-        let known = self.cluster.execution(id);
-        let arrived = known.map_or(Millis(0), |e| e.arrived);
-        let known = known.map_or(0, |e| e.seq);
-        let is_old = view.seq < known && !(reread && self.doubt(id));
-        if is_old || (view.seq == known && !reread) {
-            return;
-        }
-        let lost = |ix| matches!(self.cluster.node(ix).presence, Presence::Lost { .. });
-        if !reread && writer.is_some_and(lost) {
-            self.writes_again(view);
-        }
-        if view.is_terminal() {
-            self.note_starts(view, (writer, arrived));
-            self.learn(view);
-            self.drop_kept(id);
-            self.note_end(id, view.state.phase.is);
-            let part_of = view.state.spread.as_ref().and_then(|s| s.part_of);
-            let end = view.end();
-            let why = end.and_then(|e| e.who.as_deref().or(e.reason.as_deref()));
-            self.note_part_end(id, part_of, (view.state.phase.is, why));
-            self.forget(id);
-            return;
-        }
-        if view.event(EventKind::Retried).is_some() && self.loaded {
-            // It begins anew: also what it waits for is looked up again.
-            self.forget(id);
-            self.wakes(id);
-        }
-        let Some((stage, device)) = self.stage_of(view, writer) else {
-            return;
-        };
-        if !self.take_up(view) {
-            return;
-        }
-        let before = self.cluster.execution(id).map(|e| (e.stage, e.epoch));
-        let profile = self.cluster.execution(id).map(|e| e.profile);
-        let profile = profile.and_then(|ix| self.cluster.profiles.get(ix));
-        let claim = Claim::of(profile, device);
-        let since = if self.loaded {
-            now.mono
-        } else {
-            now.moment_of(view.state.at())
-        };
-        let keeps_since = before.is_some_and(|(b, epoch)| b == stage && epoch == view.state.epoch);
-        if keeps_since && let Some(e) = self.cluster.execution(id) {
-            let since = e.since;
-            self.cluster.set_stage(id, stage, claim, since);
-        } else {
-            self.cluster.set_stage(id, stage, claim, since);
-        }
-        let moved = before.is_none_or(|(_, epoch)| epoch != view.state.epoch);
-        let had_a_place = before.is_some_and(|(_, epoch)| epoch > 0);
-        if moved && had_a_place && !self.waiting.is_empty() {
-            // Its old slot is free for another execution.
-            self.dirty = true;
-        }
-        if moved || !matches!(stage, Stage::Started(..)) {
-            self.cluster.clear_order(id);
-        }
-        self.note_starts(view, (writer, arrived));
-        self.note_facts(view, stage, before.map(|(b, _)| b));
-        self.note_suspect(id);
-        self.note_spread(view);
-        self.note_claims(view);
-        self.note_sharing(view);
-        self.schedule(id, stage, view);
-        self.note_parking(view);
-        if view.state.is_adjusted() {
-            self.look_after_change(id);
-        }
-    }
-
+impl Lifecycle {
     /// The node whose worker wrote a message.
     fn writer(&self, view: &LedgerView<'_>) -> Option<NodeIx> {
         self.cluster.find(&view.worker()?.parse().ok()?)
@@ -137,101 +56,10 @@ impl Policy {
         }
     }
 
-    /// Inserts the execution with its profile. Returns false if the message is unusable.
-    fn take_up(&mut self, view: &LedgerView<'_>) -> bool {
-        let now = self.now;
-        let id = view.state.execution;
-        let known = self.cluster.execution(id).map(|e| e.profile);
-        if let Some(profile) = known.filter(|profile| *profile != ProfileIx::UNKNOWN) {
-            if view.state.is_adjusted() && self.is_changed(id, view) {
-                self.adjust(id, profile, view);
-            }
-            return true;
-        }
-        let adjusted = view.state.adjusted();
-        let Some(tenant) = view.state.tenant() else {
-            return false;
-        };
-        let profile = match view.state.spec().map(serde_json::from_str::<Profile>) {
-            Some(Ok(mut profile)) => {
-                if let Some(change) = &adjusted {
-                    profile.adjust(change);
-                }
-                self.acquire(profile)
-            }
-            Some(Err(_)) => return false,
-            None => {
-                self.out.push(Action::FetchSpec {
-                    execution: id,
-                    seq: view.seq,
-                    tenant: tenant.clone(),
-                });
-                ProfileIx::UNKNOWN
-            }
-        };
-        if let Some(e) = self.cluster.execution_mut(id) {
-            e.profile = profile;
-            return true;
-        }
-        let since = now.moment_of(view.state.at());
-        self.cluster.insert(
-            id,
-            Execution {
-                tenant,
-                seq: view.seq,
-                epoch: view.state.epoch,
-                profile,
-                in_flight: None,
-                long: false,
-                // `set_stage`, which follows, updates the counts.
-                stage: Stage::Pending,
-                claim: Claim::Host,
-                since,
-                arrived: since,
-                due: Millis(0),
-                submitted_at: view.state.submitted_at(),
-                state_bytes: 0,
-                state_seq: 0,
-                attained: Attained::default(),
-                extra: None,
-            },
-        );
-        if let Some(tenant) = self.tenant(id) {
-            let hold = view.state.spec().and_then(HoldSpec::read);
-            self.take_holds(id, &tenant, hold, view.state.epoch > 0);
-        }
-        true
-    }
-
     fn is_changed(&self, id: ExecutionId, view: &LedgerView<'_>) -> bool {
         let extra = self.cluster.execution(id).and_then(|e| e.extra.as_ref());
         let known = extra.and_then(|x| x.adjusted.as_deref());
         view.state.adjusted().as_deref() != known
-    }
-
-    /// Applies an operator's change: the execution gets a new profile.
-    fn adjust(&mut self, id: ExecutionId, old: ProfileIx, view: &LedgerView<'_>) {
-        let (Some(change), Some(profile)) = (view.state.adjusted(), self.cluster.profiles.get(old))
-        else {
-            return;
-        };
-        let mut profile = profile.clone();
-        profile.adjust(&change);
-        self.stop_waiting(id);
-        let (new, fresh) = self.cluster.profiles.acquire_profile(profile);
-        if fresh {
-            self.watch_overrides(new);
-            self.inherit_watches(old, new);
-        }
-        let who = view
-            .event(EventKind::Adjusted)
-            .and_then(|a| a.who.as_deref());
-        if let Some(e) = self.cluster.execution_mut(id) {
-            e.profile = new;
-            e.extra().changed_by = who.map(Into::into);
-        }
-        self.cluster.release_profile(old);
-        self.cluster.claim_anew(id);
     }
 
     /// Counts a user of a profile. A new profile with its own thresholds is watched on every node.
@@ -370,52 +198,6 @@ impl Policy {
         }
     }
 
-    fn schedule(&mut self, id: ExecutionId, stage: Stage, view: &LedgerView<'_>) {
-        let now = self.now;
-        match stage {
-            Stage::Pending => {
-                self.cluster.set_due(id, self.next_chance(id));
-                self.note_gang(id);
-                self.wait(id);
-            }
-            Stage::Paused | Stage::Held | Stage::Verifying => {
-                self.stop_waiting(id);
-                self.cluster.set_due(id, Millis(0));
-            }
-            Stage::Bound(..) => {
-                self.stop_waiting(id);
-                self.note_gang(id);
-                // After a change, the capsule that was sent follows an outdated message.
-                let changed = view.event(EventKind::Adjusted).is_some();
-                let handover = view.event(EventKind::Yielded).is_some()
-                    && view.event(EventKind::Bound).is_some();
-                if (handover || changed) && self.loaded && self.is_mine(id) {
-                    self.send_capsule(id);
-                }
-                let grace = if self.is_mine(id) {
-                    0
-                } else {
-                    self.config.grace_ms
-                };
-                self.cluster.set_due(
-                    id,
-                    now.mono.plus(self.balance_check().saturating_add(grace)),
-                );
-            }
-            Stage::Started(..) => {
-                self.stop_waiting(id);
-                self.note_gang(id);
-                let Some(e) = self.cluster.execution(id) else {
-                    return;
-                };
-                if e.order().is_none() && !e.long {
-                    let due = e.since.plus(self.config.horizon_ms).max(now.mono);
-                    self.cluster.set_due(id, due);
-                }
-            }
-        }
-    }
-
     pub(super) fn send_capsule(&mut self, id: ExecutionId) {
         if let Some(e) = self.cluster.execution(id) {
             self.out.push(Action::SendCapsule {
@@ -451,19 +233,244 @@ impl Policy {
             .speed
             .completed(now.mono, service_us);
     }
+}
+
+impl Policy {
+    /// Processes a message. `reread`: it was read after a failed append and replaces the policy's
+    /// view.
+    pub(super) fn follow_ledger(&mut self, view: &LedgerView<'_>, reread: bool) {
+        let now = self.life.now;
+        let id = view.state.execution;
+        if reread {
+            self.stepping.remove(&id);
+        }
+        let writer = self.life.writer(view);
+        self.life.hear_writer(writer);
+        let known = self.life.cluster.execution(id);
+        let arrived = known.map_or(Millis(0), |e| e.arrived);
+        let known = known.map_or(0, |e| e.seq);
+        let is_old = view.seq < known && !(reread && self.life.doubt(id));
+        if is_old || (view.seq == known && !reread) {
+            return;
+        }
+        let lost = |ix| matches!(self.life.cluster.node(ix).presence, Presence::Lost { .. });
+        if !reread && writer.is_some_and(lost) {
+            self.life.writes_again(view);
+        }
+        if view.is_terminal() {
+            self.life.note_starts(view, (writer, arrived));
+            self.life.learn(view);
+            self.drop_kept(id);
+            self.note_end(id, view.state.phase.is);
+            let part_of = view.state.spread.as_ref().and_then(|s| s.part_of);
+            let end = view.end();
+            let why = end.and_then(|e| e.who.as_deref().or(e.reason.as_deref()));
+            self.note_part_end(id, part_of, (view.state.phase.is, why));
+            self.forget(id);
+            return;
+        }
+        if view.event(EventKind::Retried).is_some() && self.life.loaded {
+            // It begins anew: also what it waits for is looked up again.
+            self.forget(id);
+            self.wakes(id);
+        }
+        let Some((stage, device)) = self.life.stage_of(view, writer) else {
+            return;
+        };
+        if !self.take_up(view) {
+            return;
+        }
+        let before = self.life.cluster.execution(id).map(|e| (e.stage, e.epoch));
+        let profile = self.life.cluster.execution(id).map(|e| e.profile);
+        let profile = profile.and_then(|ix| self.life.cluster.profiles.get(ix));
+        let claim = Claim::of(profile, device);
+        let since = if self.life.loaded {
+            now.mono
+        } else {
+            now.moment_of(view.state.at())
+        };
+        let keeps_since = before.is_some_and(|(b, epoch)| b == stage && epoch == view.state.epoch);
+        if keeps_since && let Some(e) = self.life.cluster.execution(id) {
+            let since = e.since;
+            self.life.cluster.set_stage(id, stage, claim, since);
+        } else {
+            self.life.cluster.set_stage(id, stage, claim, since);
+        }
+        let moved = before.is_none_or(|(_, epoch)| epoch != view.state.epoch);
+        let had_a_place = before.is_some_and(|(_, epoch)| epoch > 0);
+        if moved && had_a_place && !self.life.waiting.is_empty() {
+            // Its old slot is free for another execution.
+            self.life.dirty = true;
+        }
+        if moved || !matches!(stage, Stage::Started(..)) {
+            self.life.cluster.clear_order(id);
+        }
+        self.life.note_starts(view, (writer, arrived));
+        self.life.note_facts(view, stage, before.map(|(b, _)| b));
+        self.note_suspect(id);
+        self.note_spread(view);
+        self.note_claims(view);
+        self.note_sharing(view);
+        self.schedule(id, stage, view);
+        self.note_parking(view);
+        if view.state.is_adjusted() {
+            self.life.look_after_change(id);
+        }
+    }
+
+    /// Inserts the execution with its profile. Returns false if the message is unusable.
+    fn take_up(&mut self, view: &LedgerView<'_>) -> bool {
+        let now = self.life.now;
+        let id = view.state.execution;
+        let known = self.life.cluster.execution(id).map(|e| e.profile);
+        if let Some(profile) = known.filter(|profile| *profile != ProfileIx::UNKNOWN) {
+            if view.state.is_adjusted() && self.life.is_changed(id, view) {
+                self.adjust(id, profile, view);
+            }
+            return true;
+        }
+        let adjusted = view.state.adjusted();
+        let Some(tenant) = view.state.tenant() else {
+            return false;
+        };
+        let profile = match view.state.spec().map(serde_json::from_str::<Profile>) {
+            Some(Ok(mut profile)) => {
+                if let Some(change) = &adjusted {
+                    profile.adjust(change);
+                }
+                self.life.acquire(profile)
+            }
+            Some(Err(_)) => return false,
+            None => {
+                self.life.out.push(Action::FetchSpec {
+                    execution: id,
+                    seq: view.seq,
+                    tenant: tenant.clone(),
+                });
+                ProfileIx::UNKNOWN
+            }
+        };
+        if let Some(e) = self.life.cluster.execution_mut(id) {
+            e.profile = profile;
+            return true;
+        }
+        let since = now.moment_of(view.state.at());
+        self.life.cluster.insert(
+            id,
+            Execution {
+                tenant,
+                seq: view.seq,
+                epoch: view.state.epoch,
+                profile,
+                in_flight: None,
+                long: false,
+                // `set_stage`, which follows, updates the counts.
+                stage: Stage::Pending,
+                claim: Claim::Host,
+                since,
+                arrived: since,
+                due: Millis(0),
+                submitted_at: view.state.submitted_at(),
+                state_bytes: 0,
+                state_seq: 0,
+                attained: Attained::default(),
+                extra: None,
+            },
+        );
+        if let Some(tenant) = self.life.tenant(id) {
+            let hold = view.state.spec().and_then(HoldSpec::read);
+            self.take_holds(id, &tenant, hold, view.state.epoch > 0);
+        }
+        true
+    }
+
+    /// Applies an operator's change: the execution gets a new profile.
+    fn adjust(&mut self, id: ExecutionId, old: ProfileIx, view: &LedgerView<'_>) {
+        let (Some(change), Some(profile)) =
+            (view.state.adjusted(), self.life.cluster.profiles.get(old))
+        else {
+            return;
+        };
+        let mut profile = profile.clone();
+        profile.adjust(&change);
+        self.stop_waiting(id);
+        let (new, fresh) = self.life.cluster.profiles.acquire_profile(profile);
+        if fresh {
+            self.life.watch_overrides(new);
+            self.life.inherit_watches(old, new);
+        }
+        let who = view
+            .event(EventKind::Adjusted)
+            .and_then(|a| a.who.as_deref());
+        if let Some(e) = self.life.cluster.execution_mut(id) {
+            e.profile = new;
+            e.extra().changed_by = who.map(Into::into);
+        }
+        self.life.cluster.release_profile(old);
+        self.life.cluster.claim_anew(id);
+    }
+
+    fn schedule(&mut self, id: ExecutionId, stage: Stage, view: &LedgerView<'_>) {
+        let now = self.life.now;
+        match stage {
+            Stage::Pending => {
+                self.life.cluster.set_due(id, self.life.next_chance(id));
+                self.note_gang(id);
+                self.wait(id);
+            }
+            Stage::Paused | Stage::Held | Stage::Verifying => {
+                self.stop_waiting(id);
+                self.life.cluster.set_due(id, Millis(0));
+            }
+            Stage::Bound(..) => {
+                self.stop_waiting(id);
+                self.note_gang(id);
+                // After a change, the capsule that was sent follows an outdated message.
+                let changed = view.event(EventKind::Adjusted).is_some();
+                let handover = view.event(EventKind::Yielded).is_some()
+                    && view.event(EventKind::Bound).is_some();
+                if (handover || changed) && self.life.loaded && self.life.is_mine(id) {
+                    self.life.send_capsule(id);
+                }
+                let grace = if self.life.is_mine(id) {
+                    0
+                } else {
+                    self.life.config.grace_ms
+                };
+                self.life.cluster.set_due(
+                    id,
+                    now.mono
+                        .plus(self.life.balance_check().saturating_add(grace)),
+                );
+            }
+            Stage::Started(..) => {
+                self.stop_waiting(id);
+                self.note_gang(id);
+                let Some(e) = self.life.cluster.execution(id) else {
+                    return;
+                };
+                if e.order().is_none() && !e.long {
+                    let due = e.since.plus(self.life.config.horizon_ms).max(now.mono);
+                    self.life.cluster.set_due(id, due);
+                }
+            }
+        }
+    }
 
     /// Handles the arrival of a large submission.
     pub(super) fn learn_spec(&mut self, id: ExecutionId, spec: &Submission) {
         if self
+            .life
             .cluster
             .execution(id)
             .is_none_or(|e| e.profile != ProfileIx::UNKNOWN)
         {
             return;
         }
-        let adjusted = self.cluster.execution(id);
+        let adjusted = self.life.cluster.execution(id);
         let adjusted = adjusted.and_then(|e| e.extra.as_ref()?.adjusted.clone());
         if let Some((tenant, bound)) = self
+            .life
             .cluster
             .execution(id)
             .map(|e| (e.tenant.clone(), e.epoch > 0))
@@ -476,15 +483,15 @@ impl Policy {
         if let Some(change) = adjusted {
             profile.adjust(&change);
         }
-        let profile = self.acquire(profile);
-        if let Some(e) = self.cluster.execution_mut(id) {
+        let profile = self.life.acquire(profile);
+        if let Some(e) = self.life.cluster.execution_mut(id) {
             e.profile = profile;
             if e.stage == Stage::Pending && !e.is_appending() {
                 self.wait(id);
             }
         }
         self.note_deadline(id);
-        self.cluster.claim_anew(id);
+        self.life.cluster.claim_anew(id);
     }
 
     /// Removes an execution that has ended, or whose ledger never existed.
@@ -497,8 +504,8 @@ impl Policy {
         self.forget_holds(id);
         self.forget_sharing(id);
         self.forget_spread(id);
-        if self.cluster.remove(id).is_some() && !self.waiting.is_empty() {
-            self.dirty = true;
+        if self.life.cluster.remove(id).is_some() && !self.life.waiting.is_empty() {
+            self.life.dirty = true;
         }
     }
 }

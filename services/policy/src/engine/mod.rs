@@ -49,6 +49,7 @@ mod offers;
 mod orders;
 mod over;
 mod preempt;
+mod questions;
 mod realloc;
 mod reconcile;
 mod refusal;
@@ -67,15 +68,12 @@ mod why;
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 
-use fiec_schemas::{ClockReading, Digest, ExecutionId, InstanceId, NodeId, Sequence, Tenant};
+use fiec_schemas::{ExecutionId, InstanceId};
 
-use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::holds::Holds;
-use crate::placement::Rankings;
-use crate::replicas::Replicas;
-use crate::share::{self, queue::Waiting};
-use crate::strangers::Strangers;
+use crate::lifecycle::Lifecycle;
+use crate::share::{self};
 use crate::time::{Millis, Now};
 use crate::verify::Check;
 use crate::view::LedgerView;
@@ -89,34 +87,14 @@ pub use refusal::{UnknownNode, YieldRefusal};
 /// All state of the policy.
 #[derive(Debug)]
 pub struct Policy {
-    config: Config,
-    /// Time of the present step.
-    now: Now,
-    /// Actions of the present step.
-    out: Vec<Action>,
-    /// Nodes and executions.
-    pub(crate) cluster: Cluster,
-    /// The nodes in order of score, for each profile.
-    pub(crate) rankings: Rankings,
-    replicas: Replicas,
-    /// Executions that must be bound, in queue order.
-    waiting: Waiting,
+    /// Nodes and executions, and what changes them.
+    pub(crate) life: Lifecycle,
     /// Other state of sharing.
     share: share::Memory,
     /// State of reallocation.
     realloc: crate::realloc::Memory,
     /// Ranges that several nodes compute.
     spread: crate::spread::Memory,
-    /// A change may have freed a place for a waiting execution.
-    dirty: bool,
-    connected: bool,
-    loaded: bool,
-    /// The policy binds nothing before this moment: holders append what the broker has lost.
-    heal_until: Millis,
-    last_tick: Option<Millis>,
-    /// Time of the last review of absent nodes.
-    absent_looked: Millis,
-    completions: u64,
     /// Executions with a comparison under way.
     checks: BTreeMap<ExecutionId, Box<Check>>,
     /// The subset of `checks` with something to do.
@@ -132,8 +110,6 @@ pub struct Policy {
     questions: u64,
     /// Reasons other than room that hold executions back.
     pub(crate) holds: Holds,
-    /// Vectors from names that have not joined.
-    strangers: Strangers,
     /// Seed for the choice of boundaries to compare, and this replica's name.
     seed: InstanceId,
 }
@@ -141,26 +117,11 @@ pub struct Policy {
 impl Policy {
     /// An empty policy. `own` is this replica's id.
     pub fn new(config: Config, own: InstanceId) -> Self {
-        let mut cluster = Cluster::default();
-        cluster.tenants.set_half_life(config.half_life_ms);
         Self {
-            config,
-            now: Now::default(),
-            out: Vec::new(),
-            cluster,
-            rankings: Rankings::default(),
-            replicas: Replicas::new(own),
-            waiting: Waiting::default(),
+            life: Lifecycle::new(config, own),
             share: share::Memory::default(),
             realloc: crate::realloc::Memory::default(),
             spread: crate::spread::Memory::default(),
-            dirty: false,
-            connected: true,
-            loaded: false,
-            heal_until: Millis(0),
-            last_tick: None,
-            absent_looked: Millis(0),
-            completions: 0,
             checks: BTreeMap::new(),
             to_verify: BTreeSet::new(),
             stepping: BTreeMap::new(),
@@ -168,7 +129,6 @@ impl Policy {
             told: tell::Told::default(),
             questions: 0,
             holds: Holds::default(),
-            strangers: Strangers::default(),
             seed: own,
         }
     }
@@ -182,7 +142,7 @@ impl Policy {
     pub fn follow(&mut self, now: Now, view: &LedgerView<'_>, reread: bool, out: &mut Vec<Action>) {
         self.begin_step(now);
         self.follow_ledger(view, reread);
-        out.append(&mut self.out);
+        out.append(&mut self.life.out);
     }
 
     /// Processes one input and pushes the resulting actions.
@@ -197,9 +157,9 @@ impl Policy {
                 phase,
             } => self.appended(execution, seq, epoch, &phase),
             Input::Vanished { execution } => self.forget(execution),
-            Input::Container { program } => self.cluster.profiles.runs_in_container(&program),
+            Input::Container { program } => self.life.cluster.profiles.runs_in_container(&program),
             Input::Descriptor { descriptor } => self.descriptor(*descriptor),
-            Input::Gone { node } => self.gone(&node),
+            Input::Gone { node } => self.life.gone(&node),
             Input::Flags { node, flags } => self.flags(&node, flags),
             Input::Proof {
                 node,
@@ -224,7 +184,7 @@ impl Policy {
                 execution,
                 epoch,
                 answer,
-            } => self.ordered(execution, epoch, answer),
+            } => self.life.ordered(execution, epoch, answer),
             Input::SplitAnswered {
                 execution,
                 epoch,
@@ -235,7 +195,7 @@ impl Policy {
                 self.looked_up(execution, seen);
                 self.spread_seen(execution, seen);
             }
-            Input::Aged { up_to } => self.keep_aged(up_to),
+            Input::Aged { up_to } => self.life.keep_aged(up_to),
             Input::Quota { tenant, quota } => self.quota(&tenant, quota),
             Input::Reserved {
                 tenant,
@@ -245,7 +205,7 @@ impl Policy {
                 let table = table.as_ref().map(|(seq, table)| (*seq, &**table));
                 self.reserved(&tenant, table, answer);
             }
-            Input::Replica { id, leaving } => self.replicas.heard(now.mono, id, leaving),
+            Input::Replica { id, leaving } => self.life.replicas.heard(now.mono, id, leaving),
             Input::Yield {
                 ticket,
                 execution,
@@ -253,76 +213,73 @@ impl Policy {
                 who,
             } => self.operator_yield(ticket, execution, to.as_ref(), &who),
             Input::Tenant { tenant, weight } => {
-                self.cluster.tenants.set_weight(&tenant, weight);
-                self.dirty = true;
+                self.life.cluster.tenants.set_weight(&tenant, weight);
+                self.life.dirty = true;
             }
             Input::Connected { connected } => {
-                self.connected = connected;
+                self.life.connected = connected;
                 self.start_clocks_anew(now.mono);
             }
-            Input::Lost => self.heal_until = now.mono.plus(self.config.heal_ms),
+            Input::Lost => self.life.heal_until = now.mono.plus(self.life.config.heal_ms),
             Input::Loaded => self.begin(),
             Input::Tick => self.tick(),
         }
-        out.append(&mut self.out);
+        out.append(&mut self.life.out);
     }
 
     /// Binds waiting executions as far as there is room. The shell calls it after each round of
     /// inputs.
     pub fn act(&mut self, now: Now, out: &mut Vec<Action>) {
-        self.pass(now);
+        self.life.pass(now);
         self.serve_waiting();
-        out.append(&mut self.out);
+        out.append(&mut self.life.out);
     }
 
     fn serve_waiting(&mut self) {
-        if !self.loaded || !self.connected || self.now.mono < self.heal_until {
+        if !self.life.loaded || !self.life.connected || self.life.now.mono < self.life.heal_until {
             return;
         }
         self.act_on_holds();
-        self.dirty |= std::mem::take(&mut self.cluster.freed);
-        if self.dirty || self.share.fresh {
+        self.life.dirty |= std::mem::take(&mut self.life.cluster.freed);
+        if self.life.dirty || self.share.fresh {
             self.fill();
         }
     }
 
     fn begin_step(&mut self, now: Now) {
-        self.pass(now);
+        self.life.pass(now);
         // After a stall of this process, silence of others must not count by its clock.
         if self
+            .life
             .last_tick
-            .is_some_and(|last| now.mono.since(last) > self.config.stall_ms)
+            .is_some_and(|last| now.mono.since(last) > self.life.config.stall_ms)
         {
-            self.last_tick = Some(now.mono);
+            self.life.last_tick = Some(now.mono);
             self.start_clocks_anew(now.mono);
         }
     }
 
-    /// Advances the state that depends on the time.
-    fn pass(&mut self, now: Now) {
-        self.now = now;
-        self.cluster.tenants.pass(now.mono);
-    }
-
     fn tick(&mut self) {
-        let now = self.now;
-        self.last_tick = Some(now.mono);
-        self.replicas.expire(now.mono, self.config.replica_ms);
-        let silent = now.mono.0.saturating_sub(self.config.liveness_ms);
-        self.strangers.forget_before(Millis(silent));
-        if !self.loaded {
+        let now = self.life.now;
+        self.life.last_tick = Some(now.mono);
+        self.life
+            .replicas
+            .expire(now.mono, self.life.config.replica_ms);
+        let silent = now.mono.0.saturating_sub(self.life.config.liveness_ms);
+        self.life.strangers.forget_before(Millis(silent));
+        if !self.life.loaded {
             return;
         }
-        for ix in self.cluster.keys() {
+        for ix in self.life.cluster.keys() {
             self.look_at_node(ix);
             self.look_at_trust(ix);
         }
-        if !self.connected || now.mono < self.heal_until {
+        if !self.life.connected || now.mono < self.life.heal_until {
             return;
         }
         // A review may schedule the next one at once. One round a tick is enough.
         let mut due = Vec::new();
-        while let Some(id) = self.cluster.pop_due(now.mono) {
+        while let Some(id) = self.life.cluster.pop_due(now.mono) {
             due.push(id);
         }
         for id in due {
@@ -334,7 +291,7 @@ impl Policy {
         self.serve_waiting();
         self.look_at_quotas();
         self.preempt();
-        if self.cluster.parked() > 0 {
+        if self.life.cluster.parked() > 0 {
             self.look_at_parked();
         }
         self.reallocate();
@@ -345,8 +302,8 @@ impl Policy {
     /// After a stall or a lost connection of this process, silence of nodes does not count.
     fn start_clocks_anew(&mut self, now: Millis) {
         self.holds.distrust();
-        for ix in self.cluster.keys() {
-            let node = self.cluster.node_mut(ix);
+        for ix in self.life.cluster.keys() {
+            let node = self.life.cluster.node_mut(ix);
             node.heard = node.heard.max(now);
             if matches!(node.presence, crate::cluster::Presence::Probing { .. }) {
                 node.presence = crate::cluster::Presence::Up;
@@ -356,99 +313,11 @@ impl Policy {
 
     /// The initial load is complete: timers start.
     fn begin(&mut self) {
-        let now = self.now;
-        self.loaded = true;
-        self.dirty = true;
+        let now = self.life.now;
+        self.life.loaded = true;
+        self.life.dirty = true;
         self.holds.began = now.mono;
-        self.last_tick = Some(now.mono);
+        self.life.last_tick = Some(now.mono);
         self.start_clocks_anew(now.mono);
-    }
-
-    /// True if this replica is preferred for the execution.
-    fn is_mine(&self, id: ExecutionId) -> bool {
-        self.replicas.prefers_self(id.0.as_bytes())
-    }
-
-    /// True for a known, live execution.
-    pub fn knows(&self, id: ExecutionId) -> bool {
-        self.cluster.execution(id).is_some()
-    }
-
-    /// The tenant of a live execution.
-    pub fn tenant(&self, id: ExecutionId) -> Option<Tenant> {
-        self.cluster.execution(id).map(|e| e.tenant.clone())
-    }
-
-    /// Sequence of the last known message of a live execution.
-    pub fn sequence(&self, id: ExecutionId) -> Option<Sequence> {
-        self.cluster.execution(id).map(|e| e.seq)
-    }
-
-    /// Number of remembered names that have sent vectors without joining.
-    pub fn strangers(&self) -> usize {
-        self.strangers.count()
-    }
-
-    /// Number of known nodes.
-    pub fn known_nodes(&self) -> u32 {
-        self.cluster.node_count()
-    }
-
-    /// The clock reading of each joined node that reports one.
-    pub fn node_clocks(&self) -> impl Iterator<Item = (&NodeId, ClockReading)> {
-        self.cluster.nodes().filter_map(|(_, node)| {
-            let (descriptor, vector) = (node.descriptor.as_ref()?, node.vector.as_ref()?);
-            Some((&descriptor.node, vector.clock?))
-        })
-    }
-
-    /// Number of live executions.
-    pub fn live(&self) -> usize {
-        self.cluster.live()
-    }
-
-    /// Number of executions that wait for a binding.
-    pub fn waiting(&self) -> usize {
-        self.waiting.len()
-    }
-
-    /// Number of a tenant's live executions without a node, appends in flight included. A counter,
-    /// so it may be read for every line.
-    pub fn waiting_of(&self, tenant: &Tenant) -> u32 {
-        self.cluster.tenants.waiting(tenant)
-    }
-
-    /// The limit on that number in the tenant's quota, if it has one.
-    pub fn waiting_limit(&self, tenant: &Tenant) -> Option<u32> {
-        self.holds.quotas.get(tenant)?.waiting
-    }
-
-    /// Completions since the start. A change means that there may be room again.
-    pub fn completions(&self) -> u64 {
-        self.completions
-    }
-
-    /// Number of live policy services, including this one.
-    pub fn replicas(&self) -> usize {
-        self.replicas.count()
-    }
-
-    /// The shard from which a node pulls capsules.
-    pub fn shard(&self, node: &NodeId) -> u16 {
-        self.cluster
-            .find(node)
-            .and_then(|ix| self.cluster.node(ix).descriptor.as_ref())
-            .map_or(0, |d| d.shard)
-    }
-
-    /// The settings.
-    pub fn config(&self) -> &Config {
-        &self.config
-    }
-
-    /// Digest of the whole cluster state, for tests of determinism.
-    #[doc(hidden)]
-    pub fn fingerprint(&self) -> Digest {
-        Digest::of(format!("{:?}", self.cluster).as_bytes())
     }
 }

@@ -10,6 +10,7 @@ use fiec_schemas::{
 use super::{Action, Policy};
 use crate::cluster::{NodeIx, Presence};
 use crate::hysteresis::State;
+use crate::lifecycle::Lifecycle;
 use crate::profile::ProfileIx;
 use crate::starts::Starts;
 use crate::time::Millis;
@@ -19,67 +20,7 @@ use crate::watch::Watch;
 /// Interval between two comparisons of a node's executions with its current instance, in ms.
 const ANOTHER_LIFE_MS: u64 = 500;
 
-impl Policy {
-    pub(super) fn descriptor(&mut self, descriptor: NodeDescriptor) {
-        let now = self.now;
-        let ix = self.cluster.intern(now.mono, &descriptor.node);
-        let node = self.cluster.node_mut(ix);
-        let before = node.life;
-        let new_life = before != Some(descriptor.instance);
-        let descriptor = Arc::new(descriptor);
-        if node
-            .base
-            .as_ref()
-            .is_none_or(|b| *b.thresholds() != descriptor.thresholds)
-        {
-            node.base = Some(Watch::new(descriptor.thresholds.clone(), now.mono));
-            node.overrides.clear();
-        }
-        let key = descriptor.identity.as_ref().map(|i| i.key.as_str());
-        node.trust.stranger = self.config.stranger(&descriptor.node, key);
-        node.describe(Some(Arc::clone(&descriptor)));
-        if new_life {
-            node.heard = node.heard.max(now.mono);
-            // Its environment may be another.
-            node.starts = Starts::default();
-            // A vector of an earlier instance says nothing about the capacity now.
-            let told = node.hear(None);
-            node.hear(told.filter(|v| v.instance == descriptor.instance));
-        }
-        if new_life && self.loaded {
-            node.presence = Presence::Probing { since: now.mono };
-            self.out.push(Action::Probe {
-                node: node.id.clone(),
-            });
-        } else if new_life {
-            node.presence = Presence::Up;
-        }
-        let profiles: Vec<ProfileIx> = self
-            .cluster
-            .profiles
-            .with_thresholds()
-            .map(|(ix, _)| ix)
-            .collect();
-        for profile in profiles {
-            if !self.cluster.node(ix).overrides.contains_key(&profile) {
-                self.watch_override(ix, profile);
-            }
-        }
-        self.dirty = true;
-        if new_life {
-            let detail = format!("{} slots, {}", descriptor.slots, descriptor.isa);
-            self.record(
-                ix,
-                NodeEventKind::Joined,
-                detail,
-                Some(Arc::clone(&descriptor)),
-            );
-        }
-        if let Some((heard, vector)) = self.strangers.take(&descriptor.node) {
-            self.vector(vector, now.mono.since(heard));
-        }
-    }
-
+impl Lifecycle {
     pub(super) fn gone(&mut self, name: &NodeId) {
         let now = self.now;
         let Some(ix) = self.cluster.find(name) else {
@@ -105,97 +46,6 @@ impl Policy {
             "its descriptor was deleted".to_owned(),
             None,
         );
-    }
-
-    pub(super) fn flags(&mut self, name: &NodeId, flags: NodeFlags) {
-        let now = self.now;
-        // The key of a forgotten node was deleted.
-        if flags == NodeFlags::default() && self.cluster.find(name).is_none() {
-            return;
-        }
-        let ix = self.cluster.intern(now.mono, name);
-        let node = self.cluster.node_mut(ix);
-        let before = std::mem::replace(&mut node.flags, flags.clone());
-        self.dirty = true;
-        if !self.loaded {
-            return;
-        }
-        if let Some((what, detail)) = said(&before, &flags) {
-            let who = Some(flags.who).filter(|who| !who.is_empty());
-            self.record_as(ix, (what, detail), who, None);
-        }
-        if self.cluster.node(ix).is_draining() {
-            self.review_holds(ix);
-            self.hurry(ix);
-        }
-    }
-
-    pub(super) fn vector(&mut self, vector: HardwareVector, age_ms: u64) {
-        let now = self.now;
-        if age_ms > self.config.liveness_ms {
-            return;
-        }
-        let Some(ix) = self.cluster.find(&vector.node) else {
-            let heard = Millis(now.mono.0.saturating_sub(age_ms));
-            return self.strangers.hold(heard, vector);
-        };
-        let was_fresh = self.cluster.node(ix).is_fresh(now.mono, &self.config);
-        let node = self.cluster.node_quietly(ix);
-        // A vector of another instance does not count for the current one.
-        let other_life = node.life.is_some_and(|life| life != vector.instance);
-        let older = node
-            .vector
-            .as_ref()
-            .is_some_and(|v| v.instance == vector.instance && v.count >= vector.count);
-        if other_life || older {
-            return;
-        }
-        node.heard = node.heard.max(Millis(now.mono.0.saturating_sub(age_ms)));
-        node.vector_at = node.heard;
-        let instance = vector.instance;
-        if node.confirmed.is_none_or(|(c, _)| c != instance) {
-            node.confirmed = Some((instance, now.mono));
-        }
-        let first = node.vector.is_none();
-        let same = |v: &Arc<HardwareVector>| says_the_same(v, &vector);
-        let other = !was_fresh || !node.vector.as_ref().is_some_and(same);
-        let drains = vector.draining && !node.drains;
-        let arriving = !vector.arriving.is_empty();
-        let before = node.hear(Some(Arc::new(vector)));
-        let caps = |v: &HardwareVector| {
-            let held = v.readings.iter().filter(|r| r.envelope.is_some());
-            let cap = |r: &Reading| (r.device.clone(), r.envelope.as_ref().map(|e| e.cap));
-            held.filter(|r| r.signal == Signal::Memory)
-                .map(cap)
-                .collect::<Vec<_>>()
-        };
-        // Under another cap, executions may fit that did not fit before.
-        let offers = other && before.as_deref().map(caps) != node.vector.as_deref().map(caps);
-        let was = std::mem::replace(&mut node.presence, Presence::Up);
-        if arriving {
-            self.note_arriving(ix);
-        }
-        if other || was != Presence::Up {
-            self.cluster.changed(ix);
-        }
-        if matches!(was, Presence::Lost { .. }) {
-            self.record(
-                ix,
-                NodeEventKind::Returned,
-                "it sends vectors again".to_owned(),
-                None,
-            );
-        }
-        let news = first || offers || was != Presence::Up;
-        if self.watch_node(ix, other) || news || self.waits_for_memory() {
-            self.dirty = true;
-        }
-        if self.loaded {
-            self.say_viability(ix);
-            if drains || self.presses(ix) {
-                self.review_holds(ix);
-            }
-        }
     }
 
     /// A lost node whose worker writes again is up. Otherwise executions that it has started since
@@ -249,108 +99,6 @@ impl Policy {
             .iter()
             .chain(node.overrides.values())
             .any(|w| w.presses())
-    }
-
-    /// Reviews a node on a tick.
-    pub(super) fn look_at_node(&mut self, ix: NodeIx) {
-        let now = self.now;
-        if self.watch_node(ix, false) {
-            self.dirty = true;
-        }
-        if self.cluster.node(ix).descriptor.is_some() {
-            self.say_viability(ix);
-        }
-        let node = self.cluster.node_quietly(ix);
-        if node.starts.pass(now.mono, &self.config) {
-            self.dirty = true;
-            self.cluster.changed(ix);
-        }
-        let limit = self.config.liveness_ms;
-        let node = self.cluster.node_quietly(ix);
-        let silent = now.mono.since(node.heard) > limit;
-        let of_interest = node.descriptor.is_some() || !node.holds.is_empty();
-        match node.presence {
-            Presence::Up if silent && of_interest && self.connected => {
-                node.presence = Presence::Probing { since: now.mono };
-                self.out.push(Action::Probe {
-                    node: node.id.clone(),
-                });
-                self.cluster.changed(ix);
-            }
-            // A probe without any answer, not even a failure: ask again.
-            Presence::Probing { since } if now.mono.since(since) > limit && self.connected => {
-                node.presence = Presence::Probing { since: now.mono };
-                self.out.push(Action::Probe {
-                    node: node.id.clone(),
-                });
-            }
-            _ => {}
-        }
-        let node = self.cluster.node(ix);
-        if node.holds.is_empty() || !self.connected {
-            return;
-        }
-        self.ask_for_holdings(ix);
-        let node = self.cluster.node(ix);
-        let another_life = now.mono.since(node.reviewed) >= ANOTHER_LIFE_MS
-            && node.confirmed.is_some_and(|(confirmed, since)| {
-                now.mono.since(since) < 10 * limit && node.life == Some(confirmed)
-            });
-        let lost = matches!(node.presence, Presence::Lost { .. });
-        if lost || another_life || node.is_draining() || self.presses(ix) {
-            self.cluster.node_quietly(ix).reviewed = now.mono;
-            self.review_holds(ix);
-            self.hurry(ix);
-        }
-    }
-
-    pub(super) fn probed(&mut self, name: &NodeId, answered: Option<InstanceId>) {
-        let now = self.now;
-        let Some(ix) = self.cluster.find(name) else {
-            return;
-        };
-        let limit = self.config.liveness_ms;
-        let node = self.cluster.node_mut(ix);
-        match answered {
-            Some(instance) => {
-                node.heard = node.heard.max(now.mono);
-                let was = std::mem::replace(&mut node.presence, Presence::Up);
-                if node.confirmed.is_none_or(|(c, _)| c != instance) {
-                    node.confirmed = Some((instance, now.mono));
-                }
-                self.dirty = true;
-                if matches!(was, Presence::Lost { .. }) {
-                    self.record(
-                        ix,
-                        NodeEventKind::Returned,
-                        "it answers again".to_owned(),
-                        None,
-                    );
-                }
-                self.review_holds(ix);
-            }
-            None => {
-                let Presence::Probing { .. } = node.presence else {
-                    return;
-                };
-                let silent_ms = now.mono.since(node.heard);
-                // A new instance is probed at once, and may not listen yet. Silence must last.
-                if silent_ms <= limit && node.descriptor.is_some() {
-                    node.presence = Presence::Up;
-                    return;
-                }
-                if !self.connected {
-                    node.presence = Presence::Up;
-                    return;
-                }
-                node.presence = Presence::Lost { since: now.mono };
-                let detail = format!("silent for {silent_ms} ms, and a probe was not answered");
-                if node.descriptor.is_some() {
-                    self.record(ix, NodeEventKind::Lost, detail, None);
-                }
-                self.review_holds(ix);
-            }
-        }
     }
 
     /// Records a change between viable, unviable and unknown, once.
@@ -412,6 +160,266 @@ impl Policy {
             at: now.wall,
             descriptor: descriptor.map(|d| Box::new((*d).clone())),
         }));
+    }
+}
+
+impl Policy {
+    pub(super) fn descriptor(&mut self, descriptor: NodeDescriptor) {
+        let now = self.life.now;
+        let ix = self.life.cluster.intern(now.mono, &descriptor.node);
+        let node = self.life.cluster.node_mut(ix);
+        let before = node.life;
+        let new_life = before != Some(descriptor.instance);
+        let descriptor = Arc::new(descriptor);
+        if node
+            .base
+            .as_ref()
+            .is_none_or(|b| *b.thresholds() != descriptor.thresholds)
+        {
+            node.base = Some(Watch::new(descriptor.thresholds.clone(), now.mono));
+            node.overrides.clear();
+        }
+        let key = descriptor.identity.as_ref().map(|i| i.key.as_str());
+        node.trust.stranger = self.life.config.stranger(&descriptor.node, key);
+        node.describe(Some(Arc::clone(&descriptor)));
+        if new_life {
+            node.heard = node.heard.max(now.mono);
+            // Its environment may be another.
+            node.starts = Starts::default();
+            // A vector of an earlier instance says nothing about the capacity now.
+            let told = node.hear(None);
+            node.hear(told.filter(|v| v.instance == descriptor.instance));
+        }
+        if new_life && self.life.loaded {
+            node.presence = Presence::Probing { since: now.mono };
+            self.life.out.push(Action::Probe {
+                node: node.id.clone(),
+            });
+        } else if new_life {
+            node.presence = Presence::Up;
+        }
+        let profiles: Vec<ProfileIx> = self
+            .life
+            .cluster
+            .profiles
+            .with_thresholds()
+            .map(|(ix, _)| ix)
+            .collect();
+        for profile in profiles {
+            if !self.life.cluster.node(ix).overrides.contains_key(&profile) {
+                self.life.watch_override(ix, profile);
+            }
+        }
+        self.life.dirty = true;
+        if new_life {
+            let detail = format!("{} slots, {}", descriptor.slots, descriptor.isa);
+            self.life.record(
+                ix,
+                NodeEventKind::Joined,
+                detail,
+                Some(Arc::clone(&descriptor)),
+            );
+        }
+        if let Some((heard, vector)) = self.life.strangers.take(&descriptor.node) {
+            self.vector(vector, now.mono.since(heard));
+        }
+    }
+
+    pub(super) fn flags(&mut self, name: &NodeId, flags: NodeFlags) {
+        let now = self.life.now;
+        // The key of a forgotten node was deleted.
+        if flags == NodeFlags::default() && self.life.cluster.find(name).is_none() {
+            return;
+        }
+        let ix = self.life.cluster.intern(now.mono, name);
+        let node = self.life.cluster.node_mut(ix);
+        let before = std::mem::replace(&mut node.flags, flags.clone());
+        self.life.dirty = true;
+        if !self.life.loaded {
+            return;
+        }
+        if let Some((what, detail)) = said(&before, &flags) {
+            let who = Some(flags.who).filter(|who| !who.is_empty());
+            self.life.record_as(ix, (what, detail), who, None);
+        }
+        if self.life.cluster.node(ix).is_draining() {
+            self.review_holds(ix);
+            self.hurry(ix);
+        }
+    }
+
+    pub(super) fn vector(&mut self, vector: HardwareVector, age_ms: u64) {
+        let now = self.life.now;
+        if age_ms > self.life.config.liveness_ms {
+            return;
+        }
+        let Some(ix) = self.life.cluster.find(&vector.node) else {
+            let heard = Millis(now.mono.0.saturating_sub(age_ms));
+            return self.life.strangers.hold(heard, vector);
+        };
+        let was_fresh = self
+            .life
+            .cluster
+            .node(ix)
+            .is_fresh(now.mono, &self.life.config);
+        let node = self.life.cluster.node_quietly(ix);
+        // A vector of another instance does not count for the current one.
+        let other_life = node.life.is_some_and(|life| life != vector.instance);
+        let older = node
+            .vector
+            .as_ref()
+            .is_some_and(|v| v.instance == vector.instance && v.count >= vector.count);
+        if other_life || older {
+            return;
+        }
+        node.heard = node.heard.max(Millis(now.mono.0.saturating_sub(age_ms)));
+        node.vector_at = node.heard;
+        let instance = vector.instance;
+        if node.confirmed.is_none_or(|(c, _)| c != instance) {
+            node.confirmed = Some((instance, now.mono));
+        }
+        let first = node.vector.is_none();
+        let same = |v: &Arc<HardwareVector>| says_the_same(v, &vector);
+        let other = !was_fresh || !node.vector.as_ref().is_some_and(same);
+        let drains = vector.draining && !node.drains;
+        let arriving = !vector.arriving.is_empty();
+        let before = node.hear(Some(Arc::new(vector)));
+        let caps = |v: &HardwareVector| {
+            let held = v.readings.iter().filter(|r| r.envelope.is_some());
+            let cap = |r: &Reading| (r.device.clone(), r.envelope.as_ref().map(|e| e.cap));
+            held.filter(|r| r.signal == Signal::Memory)
+                .map(cap)
+                .collect::<Vec<_>>()
+        };
+        // Under another cap, executions may fit that did not fit before.
+        let offers = other && before.as_deref().map(caps) != node.vector.as_deref().map(caps);
+        let was = std::mem::replace(&mut node.presence, Presence::Up);
+        if arriving {
+            self.life.note_arriving(ix);
+        }
+        if other || was != Presence::Up {
+            self.life.cluster.changed(ix);
+        }
+        if matches!(was, Presence::Lost { .. }) {
+            self.life.record(
+                ix,
+                NodeEventKind::Returned,
+                "it sends vectors again".to_owned(),
+                None,
+            );
+        }
+        let news = first || offers || was != Presence::Up;
+        if self.life.watch_node(ix, other) || news || self.life.waits_for_memory() {
+            self.life.dirty = true;
+        }
+        if self.life.loaded {
+            self.life.say_viability(ix);
+            if drains || self.life.presses(ix) {
+                self.review_holds(ix);
+            }
+        }
+    }
+
+    /// Reviews a node on a tick.
+    pub(super) fn look_at_node(&mut self, ix: NodeIx) {
+        let now = self.life.now;
+        if self.life.watch_node(ix, false) {
+            self.life.dirty = true;
+        }
+        if self.life.cluster.node(ix).descriptor.is_some() {
+            self.life.say_viability(ix);
+        }
+        let node = self.life.cluster.node_quietly(ix);
+        if node.starts.pass(now.mono, &self.life.config) {
+            self.life.dirty = true;
+            self.life.cluster.changed(ix);
+        }
+        let limit = self.life.config.liveness_ms;
+        let node = self.life.cluster.node_quietly(ix);
+        let silent = now.mono.since(node.heard) > limit;
+        let of_interest = node.descriptor.is_some() || !node.holds.is_empty();
+        match node.presence {
+            Presence::Up if silent && of_interest && self.life.connected => {
+                node.presence = Presence::Probing { since: now.mono };
+                self.life.out.push(Action::Probe {
+                    node: node.id.clone(),
+                });
+                self.life.cluster.changed(ix);
+            }
+            // A probe without any answer, not even a failure: ask again.
+            Presence::Probing { since } if now.mono.since(since) > limit && self.life.connected => {
+                node.presence = Presence::Probing { since: now.mono };
+                self.life.out.push(Action::Probe {
+                    node: node.id.clone(),
+                });
+            }
+            _ => {}
+        }
+        let node = self.life.cluster.node(ix);
+        if node.holds.is_empty() || !self.life.connected {
+            return;
+        }
+        self.life.ask_for_holdings(ix);
+        let node = self.life.cluster.node(ix);
+        let another_life = now.mono.since(node.reviewed) >= ANOTHER_LIFE_MS
+            && node.confirmed.is_some_and(|(confirmed, since)| {
+                now.mono.since(since) < 10 * limit && node.life == Some(confirmed)
+            });
+        let lost = matches!(node.presence, Presence::Lost { .. });
+        if lost || another_life || node.is_draining() || self.life.presses(ix) {
+            self.life.cluster.node_quietly(ix).reviewed = now.mono;
+            self.review_holds(ix);
+            self.hurry(ix);
+        }
+    }
+
+    pub(super) fn probed(&mut self, name: &NodeId, answered: Option<InstanceId>) {
+        let now = self.life.now;
+        let Some(ix) = self.life.cluster.find(name) else {
+            return;
+        };
+        let limit = self.life.config.liveness_ms;
+        let node = self.life.cluster.node_mut(ix);
+        match answered {
+            Some(instance) => {
+                node.heard = node.heard.max(now.mono);
+                let was = std::mem::replace(&mut node.presence, Presence::Up);
+                if node.confirmed.is_none_or(|(c, _)| c != instance) {
+                    node.confirmed = Some((instance, now.mono));
+                }
+                self.life.dirty = true;
+                if matches!(was, Presence::Lost { .. }) {
+                    self.life.record(
+                        ix,
+                        NodeEventKind::Returned,
+                        "it answers again".to_owned(),
+                        None,
+                    );
+                }
+                self.review_holds(ix);
+            }
+            None => {
+                let Presence::Probing { .. } = node.presence else {
+                    return;
+                };
+                let silent_ms = now.mono.since(node.heard);
+                // A new instance is probed at once, and may not listen yet. Silence must last.
+                if silent_ms <= limit && node.descriptor.is_some() {
+                    node.presence = Presence::Up;
+                    return;
+                }
+                if !self.life.connected {
+                    node.presence = Presence::Up;
+                    return;
+                }
+                node.presence = Presence::Lost { since: now.mono };
+                let detail = format!("silent for {silent_ms} ms, and a probe was not answered");
+                if node.descriptor.is_some() {
+                    self.life.record(ix, NodeEventKind::Lost, detail, None);
+                }
+                self.review_holds(ix);
+            }
+        }
     }
 }
 

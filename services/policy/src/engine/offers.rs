@@ -17,10 +17,10 @@ use crate::time::Now;
 impl Policy {
     /// The current offers, [`OFFERS_LIMIT`] at most.
     pub fn offers(&self, now: Now) -> Offers {
-        let nodes = self.cluster.nodes();
+        let nodes = self.life.cluster.nodes();
         let mut all: Vec<&Node> = nodes
             .map(|(_, node)| node)
-            .filter(|node| is_offered(node, now, &self.config))
+            .filter(|node| is_offered(node, now, &self.life.config))
             .collect();
         // The sort is stable: equal nodes stay ordered by name.
         all.sort_by_key(|node| std::cmp::Reverse(free_slots(node)));

@@ -13,67 +13,13 @@ use super::bind::{Placed, leaves};
 use super::refusal::YieldRefusal;
 use super::{Action, ControlOutcome, Policy, Ticket};
 use crate::cluster::{NodeIx, Order, Stage, Wanted};
+use crate::lifecycle::Lifecycle;
 use crate::placement::{self, Ask, Choice, Leaving, Operators};
 use crate::places::Claim;
 use crate::time::Millis;
 use crate::watch::Watched;
 
-impl Policy {
-    /// Reviews all executions that a node holds: must one leave?
-    pub(super) fn review_holds(&mut self, ix: NodeIx) {
-        let mut ids: Vec<_> = self.cluster.node(ix).holds.iter().copied().collect();
-        self.parked_first(ix, &mut ids);
-        if self.leave_by(ix).is_some() {
-            self.longest_first(&mut ids);
-        }
-        // If one execution finds no destination, others of its profile find none either.
-        let mut in_vain = BTreeSet::new();
-        for id in ids {
-            let Some(e) = self.cluster.execution(id) else {
-                continue;
-            };
-            let plain = e.extra.is_none();
-            if e.is_appending() || e.order().is_some() || (plain && in_vain.contains(&e.profile)) {
-                continue;
-            }
-            let profile = e.profile;
-            let placed = self.review_one(id, ix);
-            if placed == Placed::NoRoom && plain {
-                in_vain.insert(profile);
-            }
-        }
-    }
-
-    pub(super) fn review_one(&mut self, id: ExecutionId, ix: NodeIx) -> Placed {
-        let now = self.now;
-        let Some(e) = self.cluster.execution(id) else {
-            return Placed::Moot;
-        };
-        let started = matches!(e.stage, Stage::Started(..));
-        if let Some(cause) = self.loss(now, id) {
-            let placed = self.rebind(id, cause, Some(ix));
-            if placed == Placed::NoRoom {
-                self.wait(id);
-            }
-            return placed;
-        }
-        if self.cluster.node(ix).presence != crate::cluster::Presence::Up {
-            return Placed::Moot;
-        }
-        let cause = if let Some(cause) = self.must_go(id, ix, started) {
-            cause
-        } else if let Some(cause) = self.pressure_on(id, ix) {
-            cause
-        } else {
-            return Placed::Moot;
-        };
-        if started {
-            self.yield_elsewhere(id, ix, cause)
-        } else {
-            self.rebind(id, cause, Some(ix))
-        }
-    }
-
+impl Lifecycle {
     fn pressure_on(&self, id: ExecutionId, ix: NodeIx) -> Option<Cause> {
         let now = self.now;
         let e = self.cluster.execution(id)?;
@@ -116,48 +62,6 @@ impl Policy {
                 .cloned()
                 .collect(),
         })
-    }
-
-    /// Orders a yield to the best other node. Without one the execution stays.
-    pub(super) fn yield_elsewhere(&mut self, id: ExecutionId, ix: NodeIx, cause: Cause) -> Placed {
-        let now = self.now;
-        let Some(e) = self.cluster.execution(id) else {
-            return Placed::Moot;
-        };
-        // A refused or unanswered order delays the next attempt.
-        if e.avoided()
-            .iter()
-            .any(|a| a.node == ix && now.mono < a.until)
-        {
-            return Placed::Moot;
-        }
-        let ask = Ask {
-            avoid: e.avoided(),
-            ..Ask::new(e.profile, e.left())
-        }
-        .leaves(Some(leaves(e, ix, &cause)));
-        let ask = Ask {
-            // A parked execution has no slot to take with it.
-            counted: ask.counted.filter(|_| e.parked().is_none()),
-            ..ask
-        };
-        let Some(choice) =
-            placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &ask)
-        else {
-            let note = format!(
-                "it should leave ({}), but no other node can take it",
-                cause.in_words()
-            );
-            if let Some(e) = self.cluster.execution_mut(id) {
-                e.extra().note = Some(note);
-            }
-            return self.nowhere(id, &cause);
-        };
-        if !matches!(cause, Cause::Pressure { .. }) && self.defers(id, self.config.order_grace_ms) {
-            return Placed::Deferred;
-        }
-        self.order_yield_to(id, choice, cause, None);
-        Placed::Yes
     }
 
     /// Orders a yield to the chosen place.
@@ -359,32 +263,6 @@ impl Policy {
         }
     }
 
-    /// Handles an operator's request to move an execution.
-    pub(super) fn operator_yield(
-        &mut self,
-        ticket: Ticket,
-        id: ExecutionId,
-        to: Option<&NodeId>,
-        who: &str,
-    ) {
-        let _now = self.now;
-        match self.plan_yield(id, to) {
-            Err(refusal) => self.out.push(Action::Refuse { ticket, refusal }),
-            Ok((choice, true)) => {
-                let cause = Cause::Operator {
-                    who: who.to_owned(),
-                };
-                self.order_yield_to(id, choice, cause, Some(ticket));
-            }
-            Ok((choice, false)) => {
-                let cause = Cause::Operator {
-                    who: who.to_owned(),
-                };
-                self.append_bound(id, choice, cause, Some(ticket));
-            }
-        }
-    }
-
     fn plan_yield(
         &mut self,
         id: ExecutionId,
@@ -449,5 +327,136 @@ impl Policy {
                     }
                 }
             })
+    }
+}
+
+impl Policy {
+    /// Reviews all executions that a node holds: must one leave?
+    pub(super) fn review_holds(&mut self, ix: NodeIx) {
+        let mut ids: Vec<_> = self.life.cluster.node(ix).holds.iter().copied().collect();
+        self.parked_first(ix, &mut ids);
+        if self.life.leave_by(ix).is_some() {
+            self.longest_first(&mut ids);
+        }
+        // If one execution finds no destination, others of its profile find none either.
+        let mut in_vain = BTreeSet::new();
+        for id in ids {
+            let Some(e) = self.life.cluster.execution(id) else {
+                continue;
+            };
+            let plain = e.extra.is_none();
+            if e.is_appending() || e.order().is_some() || (plain && in_vain.contains(&e.profile)) {
+                continue;
+            }
+            let profile = e.profile;
+            let placed = self.review_one(id, ix);
+            if placed == Placed::NoRoom && plain {
+                in_vain.insert(profile);
+            }
+        }
+    }
+
+    pub(super) fn review_one(&mut self, id: ExecutionId, ix: NodeIx) -> Placed {
+        let now = self.life.now;
+        let Some(e) = self.life.cluster.execution(id) else {
+            return Placed::Moot;
+        };
+        let started = matches!(e.stage, Stage::Started(..));
+        if let Some(cause) = self.life.loss(now, id) {
+            let placed = self.rebind(id, cause, Some(ix));
+            if placed == Placed::NoRoom {
+                self.wait(id);
+            }
+            return placed;
+        }
+        if self.life.cluster.node(ix).presence != crate::cluster::Presence::Up {
+            return Placed::Moot;
+        }
+        let cause = if let Some(cause) = self.life.must_go(id, ix, started) {
+            cause
+        } else if let Some(cause) = self.life.pressure_on(id, ix) {
+            cause
+        } else {
+            return Placed::Moot;
+        };
+        if started {
+            self.yield_elsewhere(id, ix, cause)
+        } else {
+            self.rebind(id, cause, Some(ix))
+        }
+    }
+
+    /// Orders a yield to the best other node. Without one the execution stays.
+    pub(super) fn yield_elsewhere(&mut self, id: ExecutionId, ix: NodeIx, cause: Cause) -> Placed {
+        let now = self.life.now;
+        let Some(e) = self.life.cluster.execution(id) else {
+            return Placed::Moot;
+        };
+        // A refused or unanswered order delays the next attempt.
+        if e.avoided()
+            .iter()
+            .any(|a| a.node == ix && now.mono < a.until)
+        {
+            return Placed::Moot;
+        }
+        let ask = Ask {
+            avoid: e.avoided(),
+            ..Ask::new(e.profile, e.left())
+        }
+        .leaves(Some(leaves(e, ix, &cause)));
+        let ask = Ask {
+            // A parked execution has no slot to take with it.
+            counted: ask.counted.filter(|_| e.parked().is_none()),
+            ..ask
+        };
+        let Some(choice) = placement::choose(
+            &mut self.life.rankings,
+            &self.life.cluster,
+            &self.life.config,
+            now,
+            &ask,
+        ) else {
+            let note = format!(
+                "it should leave ({}), but no other node can take it",
+                cause.in_words()
+            );
+            if let Some(e) = self.life.cluster.execution_mut(id) {
+                e.extra().note = Some(note);
+            }
+            return self.nowhere(id, &cause);
+        };
+        if !matches!(cause, Cause::Pressure { .. })
+            && self.life.defers(id, self.life.config.order_grace_ms)
+        {
+            return Placed::Deferred;
+        }
+        self.life.order_yield_to(id, choice, cause, None);
+        Placed::Yes
+    }
+
+    /// Handles an operator's request to move an execution.
+    pub(super) fn operator_yield(
+        &mut self,
+        ticket: Ticket,
+        id: ExecutionId,
+        to: Option<&NodeId>,
+        who: &str,
+    ) {
+        let _now = self.life.now;
+        match self.life.plan_yield(id, to) {
+            Err(refusal) => self.life.out.push(Action::Refuse { ticket, refusal }),
+            Ok((choice, true)) => {
+                let cause = Cause::Operator {
+                    who: who.to_owned(),
+                };
+                self.life.order_yield_to(id, choice, cause, Some(ticket));
+            }
+            Ok((choice, false)) => {
+                let cause = Cause::Operator {
+                    who: who.to_owned(),
+                };
+                self.append_bound(id, choice, cause, Some(ticket));
+            }
+        }
     }
 }

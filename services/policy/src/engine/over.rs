@@ -52,11 +52,11 @@ struct Entry {
 impl Policy {
     /// Finds the tenants that use more than their quota, and trims them.
     pub(super) fn look_at_quotas(&mut self) {
-        let now = self.now;
+        let now = self.life.now;
         if self.holds.quotas.is_empty() {
             return;
         }
-        if now.mono.since(self.holds.over_looked) < self.config.preempt_review_ms {
+        if now.mono.since(self.holds.over_looked) < self.life.config.preempt_review_ms {
             return;
         }
         self.holds.over_looked = now.mono;
@@ -64,13 +64,13 @@ impl Policy {
         let limited: Vec<_> = limited.map(|(t, q)| (t.clone(), q.clone())).collect();
         let known = |tenant: &Tenant| limited.iter().any(|(t, _)| t == tenant);
         self.holds.over.retain(|tenant, _| known(tenant));
-        let cluster = &self.cluster;
+        let cluster = &self.life.cluster;
         self.holds.trimmed.retain(|id, trimmed| {
             let e = cluster.execution(*id).filter(|e| known(&e.tenant));
             e.is_some_and(|e| e.epoch == trimmed.epoch && matches!(e.stage, Stage::Started(..)))
         });
         for (tenant, quota) in limited {
-            let mine = self.replicas.prefers_self(tenant.as_str().as_bytes());
+            let mine = self.life.replicas.prefers_self(tenant.as_str().as_bytes());
             let all = mine.then(|| self.entries_of(&tenant)).flatten();
             let over = |all: &[Entry]| excess::exceeds(all.iter().map(|e| &e.has), &quota);
             let enough = all.as_ref().is_some_and(|all| !over(all));
@@ -82,7 +82,7 @@ impl Policy {
                 continue;
             };
             let since = *self.holds.over.entry(tenant.clone()).or_insert(now.mono);
-            if now.mono.since(since) >= self.config.quota_grace_ms {
+            if now.mono.since(since) >= self.life.config.quota_grace_ms {
                 self.trim(&tenant, &quota, all);
             }
         }
@@ -90,7 +90,7 @@ impl Policy {
 
     /// All reservations of a tenant. None if the table may be out of date.
     fn entries_of(&self, tenant: &Tenant) -> Option<Vec<Entry>> {
-        let now = self.now;
+        let now = self.life.now;
         let table = self.holds.tables.get(tenant)?;
         if !table.fresh {
             return None;
@@ -98,8 +98,8 @@ impl Policy {
         let leaves = |id| table.to_free.contains_key(id) || table.freeing.contains(id);
         let entries = table.entries.values().filter(|e| !leaves(&e.execution));
         let entries = entries.filter_map(|entry| {
-            let e = self.cluster.execution(entry.execution)?;
-            let profile = self.cluster.profiles.get(e.profile);
+            let e = self.life.cluster.execution(entry.execution)?;
+            let profile = self.life.cluster.profiles.get(e.profile);
             let own = entry.by == self.seed;
             if !own && gave_way(e) && !self.is_gone(entry) {
                 // The owner is about to free this reservation.
@@ -131,7 +131,7 @@ impl Policy {
                         // Executions that may leave in any case go first.
                         State::Told => i32::MIN,
                         State::Waits => i32::MIN + 1,
-                        _ => profile.map_or(0, |p| order::priority(&self.config, p)),
+                        _ => profile.map_or(0, |p| order::priority(&self.life.config, p)),
                     },
                     regret_ms: regret.map_or(0.0, |r| r.total_ms()),
                 },
@@ -142,12 +142,12 @@ impl Policy {
 
     /// True if the execution already yields without a destination at its next boundary.
     fn is_going(&self, id: ExecutionId) -> bool {
-        let order = self.cluster.execution(id).and_then(|e| e.order());
+        let order = self.life.cluster.execution(id).and_then(|e| e.order());
         order.is_some_and(|o| o.wants == Wanted::Yield && o.to.is_none())
     }
 
     fn trim(&mut self, tenant: &Tenant, quota: &Quota, mut all: Vec<Entry>) {
-        let _now = self.now;
+        let _now = self.life.now;
         let count = all.len();
         all.retain(|entry| !self.is_going(entry.id));
         let has: Vec<Has> = all.iter().map(|entry| entry.has).collect();
@@ -196,7 +196,7 @@ impl Policy {
     }
 
     fn tell(&mut self, id: ExecutionId, cause: Cause, tries: u32) {
-        let Some(e) = self.cluster.execution(id) else {
+        let Some(e) = self.life.cluster.execution(id) else {
             return;
         };
         let trimmed = Trimmed {
@@ -206,13 +206,13 @@ impl Policy {
         };
         self.holds.trimmed.insert(id, trimmed);
         self.stop_waiting(id);
-        self.order_yield(id, cause);
+        self.life.order_yield(id, cause);
     }
 
     /// Repeats an order that the holder did not confirm.
     fn tell_again(&mut self, id: ExecutionId) {
-        let now = self.now;
-        let e = self.cluster.execution(id);
+        let now = self.life.now;
+        let e = self.life.cluster.execution(id);
         let waits = e.is_none_or(|e| e.was_told(now.mono));
         if let Some(Trimmed { tries, cause, .. }) = self.holds.trimmed.get(&id)
             && !waits
@@ -224,7 +224,7 @@ impl Policy {
 
     /// The tenant is within its quota again.
     fn forget_trimmed(&mut self, tenant: &Tenant) {
-        let cluster = &self.cluster;
+        let cluster = &self.life.cluster;
         self.holds.trimmed.retain(|id, _| {
             let e = cluster.execution(*id);
             e.is_some_and(|e| e.tenant != *tenant)
@@ -233,8 +233,8 @@ impl Policy {
 
     /// Frees the reservation of an execution that was preempted for its tenant's quota.
     pub(super) fn left_quota(&mut self, id: ExecutionId) {
-        let now = self.now;
-        let Some(tenant) = self.tenant(id) else {
+        let now = self.life.now;
+        let Some(tenant) = self.life.tenant(id) else {
             return;
         };
         let own = self.holds.tables.get(&tenant).is_some_and(|table| {
@@ -249,7 +249,7 @@ impl Policy {
 
     /// Frees the reservation of an execution that waits for a place.
     fn unreserve(&mut self, tenant: &Tenant, id: ExecutionId) {
-        let now = self.now;
+        let now = self.life.now;
         self.left_quota(id);
         self.holds.unplaced.remove(&id);
         self.stop_waiting(id);

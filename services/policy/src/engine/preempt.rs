@@ -43,19 +43,22 @@ pub(super) struct Contender {
 impl Policy {
     /// Reads from a message the facts that sharing depends on.
     pub(super) fn note_sharing(&mut self, view: &LedgerView<'_>) {
-        let now = self.now;
+        let now = self.life.now;
         let id = view.state.execution;
-        let Some(e) = self.cluster.execution_mut(id) else {
+        let Some(e) = self.life.cluster.execution_mut(id) else {
             return;
         };
         let boundary = view.event(EventKind::Boundary);
-        if !self.loaded && e.attained == Default::default() {
+        if !self.life.loaded && e.attained == Default::default() {
             // Credits the service from before this process started.
             let (ms, at) = (view.state.compute_us() / 1_000, view.state.at());
             let tenant = e.tenant.clone();
-            self.cluster.tenants.credit(&tenant, ms, now.moment_of(at));
+            self.life
+                .cluster
+                .tenants
+                .credit(&tenant, ms, now.moment_of(at));
         }
-        let Some(e) = self.cluster.execution_mut(id) else {
+        let Some(e) = self.life.cluster.execution_mut(id) else {
             return;
         };
         if boundary.is_some() || e.attained == Default::default() {
@@ -81,7 +84,7 @@ impl Policy {
         {
             #[expect(clippy::cast_precision_loss, reason = "a short time")]
             let took_ms = (since.micros() - bound.micros()) as f64 / 1_000.0;
-            let bytes = self.cluster.execution(id).map_or(0, |e| e.state_bytes);
+            let bytes = self.life.cluster.execution(id).map_or(0, |e| e.state_bytes);
             self.share.take_up.began(took_ms, bytes);
             if view.state.epoch > 1 {
                 self.share.rhythms.entry(id).or_default().moved(took_ms);
@@ -98,6 +101,7 @@ impl Policy {
         }
         let parked = view.event(EventKind::Parked).and_then(|p| p.cause());
         let stood = self
+            .life
             .cluster
             .execution(id)
             .is_some_and(|e| e.parked().is_some());
@@ -117,14 +121,14 @@ impl Policy {
 
     /// Chooses executions to preempt.
     pub(super) fn preempt(&mut self) {
-        let now = self.now;
-        let due = now.mono.since(self.share.reviewed) >= self.config.preempt_review_ms;
-        let nobody = self.waiting.is_empty() && self.holds.first.is_none();
-        if !due || nobody || self.config.discipline == Discipline::Fifo {
+        let now = self.life.now;
+        let due = now.mono.since(self.share.reviewed) >= self.life.config.preempt_review_ms;
+        let nobody = self.life.waiting.is_empty() && self.holds.first.is_none();
+        if !due || nobody || self.life.config.discipline == Discipline::Fifo {
             return;
         }
         self.share.reviewed = now.mono;
-        self.waiting.age(&self.config, now.mono);
+        self.life.waiting.age(&self.life.config, now.mono);
         self.forget_vain_orders();
         let contenders = self.contenders();
         if contenders.is_empty() && self.holds.first.is_none() {
@@ -145,8 +149,8 @@ impl Policy {
     /// Drops orders without effect. The holder may have received an order without an answer. As
     /// long as it is left alone, no other execution is preempted in its place.
     fn forget_vain_orders(&mut self) {
-        let now = self.now;
-        let cluster = &self.cluster;
+        let now = self.life.now;
+        let cluster = &self.life.cluster;
         self.share.asking.retain(|by, (victim, _)| {
             cluster
                 .execution(*victim)
@@ -159,8 +163,8 @@ impl Policy {
     }
 
     pub(super) fn slack_ms(&self, profile: &Profile, e: &crate::cluster::Execution) -> Option<i64> {
-        let now = self.now;
-        let deadline = order::deadline(&self.config, profile, e.submitted_at);
+        let now = self.life.now;
+        let deadline = order::deadline(&self.life.config, profile, e.submitted_at);
         let rest = order::rest_ms(profile, e.attained_ms(now.mono));
         let rest = i64::try_from(rest).unwrap_or(i64::MAX);
         (deadline < NEVER).then(|| deadline.millis() - now.wall.millis() - rest)
@@ -168,21 +172,21 @@ impl Policy {
 
     /// The first executions that lack only a place and for which this replica acts.
     fn contenders(&mut self) -> Vec<Contender> {
-        let profiles: Vec<_> = self.waiting.profiles().take(WINDOW).collect();
+        let profiles: Vec<_> = self.life.waiting.profiles().take(WINDOW).collect();
         let mut possible = std::collections::BTreeSet::new();
         for profile in profiles {
-            if self.is_only_full(profile) {
+            if self.life.is_only_full(profile) {
                 possible.insert(profile);
             }
         }
         let skip = |profile| !possible.contains(&profile);
-        let ids = self.first_waiting(CONTENDERS, skip, |id| {
+        let ids = self.life.first_waiting(CONTENDERS, skip, |id| {
             self.share.asking.contains_key(&id)
                 || self.share.promised.contains_key(&id)
-                || !self.is_mine(id)
+                || !self.life.is_mine(id)
         });
         let contender = |id| {
-            let (waiter, effective) = self.waiting.get(id)?;
+            let (waiter, effective) = self.life.waiting.get(id)?;
             self.contender(id, waiter, effective)
         };
         ids.into_iter().filter_map(contender).collect()
@@ -195,9 +199,9 @@ impl Policy {
         waiter: Waiter,
         effective: i32,
     ) -> Option<Contender> {
-        let now = self.now;
-        let e = self.cluster.execution(id)?;
-        let profile = self.cluster.profiles.get(e.profile)?;
+        let now = self.life.now;
+        let e = self.life.cluster.execution(id)?;
+        let profile = self.life.cluster.profiles.get(e.profile)?;
         let fresh = self.steps_back_for(e).is_some();
         let waits = e.stage == Stage::Pending || is_aside(e) && e.order().is_none();
         (waits && !e.is_appending() && !fresh).then(|| Contender {
@@ -207,7 +211,7 @@ impl Policy {
             effective,
             deadline: waiter.rank.deadline,
             // Its attained service, independent of its rank.
-            level: order::level(&self.config, profile, e.attained_ms(now.mono)),
+            level: order::level(&self.life.config, profile, e.attained_ms(now.mono)),
             rest_ms: order::rest_ms(profile, e.attained_ms(now.mono)),
             slack_ms: self.slack_ms(profile, e),
         })
@@ -220,7 +224,7 @@ impl Policy {
         rule: Rule,
         reason: String,
     ) {
-        let now = self.now;
+        let now = self.life.now;
         let cause = Cause::Preempted {
             rule,
             by: Some(contender.id),
@@ -232,8 +236,8 @@ impl Policy {
         let first = self.holds.first.as_ref();
         let first = first.filter(|f| f.keeps || f.members.contains(&contender.id));
         let kept = first.map(|first| Arc::clone(&first.places));
-        let node = self.cluster.node(victim.node).id.clone();
-        if let Some(e) = self.cluster.execution_mut(contender.id) {
+        let node = self.life.cluster.node(victim.node).id.clone();
+        if let Some(e) = self.life.cluster.execution_mut(contender.id) {
             let note = format!(
                 "{} on {node} gives way to it at its next boundary",
                 victim.id
@@ -241,23 +245,23 @@ impl Policy {
             e.extra().note = Some(note);
         }
         // If only its device is wanted, another device of the same node will do.
-        let node = self.cluster.node(victim.node);
+        let node = self.life.cluster.node(victim.node);
         let leaving = match victim.claim.device() {
             Some(device) if node.held() < node.slots() => Leaving::Place(victim.node, Some(device)),
             _ => Leaving::Node(victim.node),
         };
-        let elsewhere = self.cluster.execution(victim.id).and_then(|e| {
+        let elsewhere = self.life.cluster.execution(victim.id).and_then(|e| {
             let ask = Ask {
                 avoid: e.avoided(),
                 kept: kept.as_deref(),
                 ..Ask::new(e.profile, e.left())
             }
             .leaves(Some(leaving));
-            let (cluster, config) = (&self.cluster, &self.config);
-            placement::choose(&mut self.rankings, cluster, config, now, &ask)
+            let (cluster, config) = (&self.life.cluster, &self.life.config);
+            placement::choose(&mut self.life.rankings, cluster, config, now, &ask)
         });
         match elsewhere {
-            Some(choice) => self.order_yield_to(victim.id, choice, cause, None),
+            Some(choice) => self.life.order_yield_to(victim.id, choice, cause, None),
             None => {
                 let gives = GivesWay {
                     id: victim.id,

@@ -11,6 +11,7 @@ use fiec_schemas::{Cause, EventKind, ExecutionId, Signal};
 use super::Policy;
 use super::bind::Placed;
 use crate::cluster::{Execution, NodeIx, Order, Presence, Stage, Wanted};
+use crate::lifecycle::Lifecycle;
 use crate::placement::{self, Ask, Leaving};
 use crate::places::Claim;
 use crate::realloc::unviable::{self, Answer, Pressure};
@@ -28,10 +29,20 @@ const CANNOT_PARK_MS: u64 = 60_000;
 /// The author of a program's own request in the ledger.
 const PROGRAM: &str = "program";
 
+impl Lifecycle {
+    /// Notes that the holder does not park it.
+    pub(super) fn cannot_park(&mut self, id: ExecutionId) {
+        let now = self.now;
+        if let Some(e) = self.cluster.execution_mut(id) {
+            e.extra().cannot_park = Some(now.mono.plus(CANNOT_PARK_MS));
+        }
+    }
+}
+
 impl Policy {
     /// Reads from a message whether the execution is parked, and whether it asks for more.
     pub(super) fn note_parking(&mut self, view: &LedgerView<'_>) {
-        let now = self.now;
+        let now = self.life.now;
         let id = view.state.execution;
         let (parked, unparked) = (
             view.event(EventKind::Parked),
@@ -40,12 +51,12 @@ impl Policy {
         let asked = view
             .event(EventKind::Adjusted)
             .is_some_and(|a| a.who.as_deref() == Some(PROGRAM));
-        let is_parked = self.cluster.execution(id).and_then(|e| e.parked());
+        let is_parked = self.life.cluster.execution(id).and_then(|e| e.parked());
         if is_parked != view.state.parked {
-            self.cluster.set_parked(id, view.state.parked);
-            self.dirty = true;
+            self.life.cluster.set_parked(id, view.state.parked);
+            self.life.dirty = true;
         }
-        let Some(e) = self.cluster.execution_mut(id) else {
+        let Some(e) = self.life.cluster.execution_mut(id) else {
             return;
         };
         let started = matches!(e.stage, Stage::Started(..));
@@ -74,10 +85,10 @@ impl Policy {
             _ => false,
         };
         if done {
-            self.cluster.clear_order(id);
+            self.life.cluster.clear_order(id);
         }
         if asked && started {
-            self.cluster.set_due(id, now.mono);
+            self.life.cluster.set_due(id, now.mono);
         }
         let by = parked.and_then(|p| p.cause());
         if let Some(Cause::Preempted { by, .. }) = by {
@@ -91,8 +102,8 @@ impl Policy {
     /// Handles an execution whose place is not viable, or lacks what it asks for, when no other
     /// node can take it.
     pub(super) fn nowhere(&mut self, id: ExecutionId, cause: &Cause) -> Placed {
-        let now = self.now;
-        let Some(e) = self.cluster.execution(id) else {
+        let now = self.life.now;
+        let Some(e) = self.life.cluster.execution(id) else {
             return Placed::Moot;
         };
         let pressure = match cause {
@@ -103,7 +114,7 @@ impl Policy {
             Cause::Asked { .. } => None,
             _ => return Placed::NoRoom,
         };
-        let wanted = self.cluster.profiles.get(e.profile);
+        let wanted = self.life.cluster.profiles.get(e.profile);
         let wanted = wanted.map_or(WhenUnviable::Cheapest, |p| p.when_unviable);
         let at_risk_ms = self.since_commit_ms(id);
         // A pause is expected to last as long again as it has lasted.
@@ -125,7 +136,7 @@ impl Policy {
             Answer::Wait(keep) => Wanted::Park(keep),
             Answer::Suspend => Wanted::Yield,
         };
-        if pressure.is_none() && self.defers(id, self.config.order_grace_ms) {
+        if pressure.is_none() && self.life.defers(id, self.life.config.order_grace_ms) {
             return Placed::Deferred;
         }
         let cause = match cause {
@@ -140,15 +151,19 @@ impl Policy {
                 ),
             },
         };
-        self.give_order(id, Order::new(wants, cause), None);
+        self.life.give_order(id, Order::new(wants, cause), None);
         Placed::Yes
     }
 
     /// Time since an execution's last commit, in ms.
     fn since_commit_ms(&self, id: ExecutionId) -> u64 {
-        let now = self.now;
+        let now = self.life.now;
         let committed = self.share.rhythms.get(&id).and_then(|r| r.last);
-        let since = self.cluster.execution(id).map_or(now.mono, |e| e.since);
+        let since = self
+            .life
+            .cluster
+            .execution(id)
+            .map_or(now.mono, |e| e.since);
         now.mono
             .since(committed.map_or(since, |(_, at)| at.max(since)))
     }
@@ -156,9 +171,9 @@ impl Policy {
     /// An execution's memory, and how much of it its node could keep during a pause. None if the
     /// node does not park or the execution cannot.
     pub(super) fn pause_of(&self, id: ExecutionId, expected_ms: u64) -> Option<Pause> {
-        let now = self.now;
-        let e = self.cluster.execution(id)?;
-        let node = self.cluster.node(e.stage.node()?);
+        let now = self.life.now;
+        let e = self.life.cluster.execution(id)?;
+        let node = self.life.cluster.node(e.stage.node()?);
         let descriptor = node.descriptor.as_ref()?;
         let cannot = e.extra.as_ref().and_then(|x| x.cannot_park);
         // An execution that is already parked there keeps its memory.
@@ -166,7 +181,7 @@ impl Policy {
         if others >= descriptor.parks || cannot.is_some_and(|until| now.mono < until) {
             return None;
         }
-        let profile = self.cluster.profiles.get(e.profile)?;
+        let profile = self.life.cluster.profiles.get(e.profile)?;
         let device = e.device().and_then(|ix| node.devices.get(ix));
         let facts = device.and_then(|d| d.facts.as_ref());
         let memory = facts.and_then(|f| f.memory_bytes).unwrap_or(0);
@@ -210,8 +225,8 @@ impl Policy {
 
     /// Moves an execution to a node with more if its program has asked for more.
     pub(super) fn look_at_wish(&mut self, id: ExecutionId) -> bool {
-        let now = self.now;
-        let Some(e) = self.cluster.execution(id) else {
+        let now = self.life.now;
+        let Some(e) = self.life.cluster.execution(id) else {
             return false;
         };
         let asks = e.extra.as_ref().is_some_and(|x| x.asks);
@@ -233,27 +248,27 @@ impl Policy {
             })
             .flatten()
             .collect();
-        let node = &self.cluster.node(ix).id;
+        let node = &self.life.cluster.node(ix).id;
         let cause = Cause::Asked {
             reason: format!("{}, and {node} has not granted that", words.join(" and ")),
         };
         let placed = self.yield_elsewhere(id, ix, cause);
         if matches!(placed, Placed::NoRoom | Placed::Moot) {
-            let again = now.mono.plus(self.config.order_retry_ms);
-            self.cluster.set_due(id, again);
+            let again = now.mono.plus(self.life.config.order_retry_ms);
+            self.life.cluster.set_due(id, again);
         }
         true
     }
 
     /// If memory presses, only parked executions leave, as long as that may help.
     pub(super) fn parked_first(&self, ix: NodeIx, ids: &mut Vec<ExecutionId>) {
-        let node = self.cluster.node(ix);
+        let node = self.life.cluster.node(ix);
         if node.parked == 0 || node.is_draining() || node.presence != Presence::Up {
             return;
         }
         let memory = self.memory_presses(ix);
         let stands = |id: &ExecutionId| {
-            let e = self.cluster.execution(*id);
+            let e = self.life.cluster.execution(*id);
             e.is_some_and(|e| e.parked().is_some() && e.order().is_none())
         };
         if memory && ids.iter().any(stands) {
@@ -263,7 +278,7 @@ impl Policy {
 
     /// True if a node's memory is beyond its threshold.
     pub(super) fn memory_presses(&self, ix: NodeIx) -> bool {
-        let watch = self.cluster.node(ix).base.as_ref();
+        let watch = self.life.cluster.node(ix).base.as_ref();
         let watched = watch.map_or(&[][..], |w| w.watched());
         watched.iter().any(|w| {
             let memory = w.signal == Signal::Memory && w.device.is_none();
@@ -275,7 +290,7 @@ impl Policy {
     pub(super) fn gave_way(&mut self, now: Now, by: ExecutionId) {
         self.share.asking.remove(&by);
         self.share.promised.insert(by, now.mono);
-        self.dirty = true;
+        self.life.dirty = true;
         self.hurry_gang(by);
     }
 
@@ -291,35 +306,27 @@ impl Policy {
         ))
     }
 
-    /// Notes that the holder does not park it.
-    pub(super) fn cannot_park(&mut self, id: ExecutionId) {
-        let now = self.now;
-        if let Some(e) = self.cluster.execution_mut(id) {
-            e.extra().cannot_park = Some(now.mono.plus(CANNOT_PARK_MS));
-        }
-    }
-
     /// Resumes parked executions: in place if the node is viable and has a slot, or elsewhere.
     pub(super) fn look_at_parked(&mut self) {
-        let now = self.now;
+        let now = self.life.now;
         if now.mono.since(self.realloc.looked) < LOOK_MS {
             return;
         }
         self.realloc.looked = now.mono;
-        for ix in self.cluster.keys() {
-            let node = self.cluster.node(ix);
+        for ix in self.life.cluster.keys() {
+            let node = self.life.cluster.node(ix);
             if node.parked == 0 || node.presence != Presence::Up {
                 continue;
             }
             let parked = node.holds.iter().copied();
             let parked = parked.filter(|id| {
-                let e = self.cluster.execution(*id);
+                let e = self.life.cluster.execution(*id);
                 e.is_some_and(|e| e.parked().is_some() && !e.is_appending() && e.order().is_none())
             });
             // Longest wait first.
             let mut parked: Vec<_> = parked.collect();
             parked.sort_by_key(|id| {
-                let since = self.cluster.execution(*id).and_then(|e| e.parked());
+                let since = self.life.cluster.execution(*id).and_then(|e| e.parked());
                 (since.map(|p| p.at), *id)
             });
             for id in parked {
@@ -329,18 +336,18 @@ impl Policy {
     }
 
     fn look_at_one_parked(&mut self, id: ExecutionId, ix: NodeIx) {
-        let now = self.now;
-        let Some(e) = self.cluster.execution(id) else {
+        let now = self.life.now;
+        let Some(e) = self.life.cluster.execution(id) else {
             return;
         };
-        let node = self.cluster.node(ix);
-        if e.was_told(now.mono) || !node.is_fresh(now.mono, &self.config) {
+        let node = self.life.cluster.node(ix);
+        if e.was_told(now.mono) || !node.is_fresh(now.mono, &self.life.config) {
             return;
         }
         if super::aside::is_aside(e) {
             return self.look_at_aside(id, ix);
         }
-        let profile = self.cluster.profiles.get(e.profile);
+        let profile = self.life.cluster.profiles.get(e.profile);
         let judged = node.judged(profile, e.device());
         let presses = node
             .watch(e.profile)
@@ -351,7 +358,7 @@ impl Policy {
         let claim = if keeps_device { Claim::Host } else { e.claim };
         let room = node.held() < node.slots() && self.has_device(ix, claim);
         let alone = node.held() == 0;
-        if self.must_go(id, ix, true).is_some() {
+        if self.life.must_go(id, ix, true).is_some() {
             // `review_holds` handles executions that must leave.
             return;
         }
@@ -363,7 +370,7 @@ impl Policy {
         if presses || !stays {
             return self.move_parked(id, ix, why);
         }
-        if self.is_outranked(id) || self.defers(id, self.config.order_grace_ms) {
+        if self.is_outranked(id) || self.life.defers(id, self.life.config.order_grace_ms) {
             return;
         }
         let cause = match why {
@@ -381,13 +388,13 @@ impl Policy {
                 },
             )
         };
-        self.give_order(id, order, None);
+        self.life.give_order(id, order, None);
     }
 
     /// True if a node has what an execution asks for, not counting the execution itself.
     fn would_fit(&mut self, id: ExecutionId, ix: NodeIx) -> bool {
-        let now = self.now;
-        let Some(e) = self.cluster.execution(id) else {
+        let now = self.life.now;
+        let Some(e) = self.life.cluster.execution(id) else {
             return false;
         };
         let ask = Ask {
@@ -395,24 +402,31 @@ impl Policy {
             counted: Some((ix, e.takes())),
             ..Ask::new(e.profile, e.left())
         };
-        placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &ask).is_some()
+        placement::choose(
+            &mut self.life.rankings,
+            &self.life.cluster,
+            &self.life.config,
+            now,
+            &ask,
+        )
+        .is_some()
     }
 
     fn has_device(&self, ix: NodeIx, claim: Claim) -> bool {
         let Claim::Device { device, budget } = claim else {
             return true;
         };
-        let device_of = self.cluster.node(ix).devices.get(device);
+        let device_of = self.life.cluster.node(ix).devices.get(device);
         device_of.is_some_and(|d| d.refuses(device, budget, None, |has| has).is_none())
     }
 
     /// Resumes a parked execution on another node with a free slot; σ is committed.
     fn move_parked(&mut self, id: ExecutionId, ix: NodeIx, why: Option<Cause>) {
-        let now = self.now;
+        let now = self.life.now;
         if self.is_outranked(id) {
             return;
         }
-        let Some(e) = self.cluster.execution(id) else {
+        let Some(e) = self.life.cluster.execution(id) else {
             return;
         };
         let ask = Ask {
@@ -426,42 +440,48 @@ impl Policy {
             free_slot: true,
             ..Ask::new(e.profile, e.left())
         };
-        let choice = placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &ask);
+        let choice = placement::choose(
+            &mut self.life.rankings,
+            &self.life.cluster,
+            &self.life.config,
+            now,
+            &ask,
+        );
         let Some(choice) = choice else { return };
-        if self.defers(id, self.config.order_grace_ms) {
+        if self.life.defers(id, self.life.config.order_grace_ms) {
             return;
         }
         let cause = match why {
             Some(cause @ (Cause::Unviable { .. } | Cause::Asked { .. })) => cause,
             _ => Cause::Balance,
         };
-        self.order_yield_to(id, choice, cause, None);
+        self.life.order_yield_to(id, choice, cause, None);
     }
 
     /// True if a waiting execution goes before a parked one. Executions that were just tried
     /// without a place do not count.
     pub(super) fn is_outranked(&self, id: ExecutionId) -> bool {
-        let now = self.now;
-        let take_ms = self.config.take_ms;
+        let now = self.life.now;
+        let take_ms = self.life.config.take_ms;
         let mut promised = self.share.promised.values();
         if promised.any(|at| now.mono.since(*at) < take_ms) {
             return true;
         }
-        if !self.knows(id) {
+        if !self.life.knows(id) {
             return true;
         }
         let sweep = &self.share.sweep;
-        let first = self.first_waiting(
+        let first = self.life.first_waiting(
             1,
             |profile| sweep.blocked.contains(&profile),
             |other| other == id || sweep.tried.contains(&other),
         );
-        let first = first.first().and_then(|id| self.waiting.get(*id));
-        let (Some((waiter, effective)), Some(own)) = (first, self.waiter_of(id)) else {
+        let first = first.first().and_then(|id| self.life.waiting.get(*id));
+        let (Some((waiter, effective)), Some(own)) = (first, self.life.waiter_of(id)) else {
             return false;
         };
         let waited = now.mono.since(own.since);
-        let aged = order::aged(&self.config, waited, own.service_ms);
+        let aged = order::aged(&self.life.config, waited, own.service_ms);
         let stands = own.priority.saturating_add(aged);
         (effective, Reverse(waiter.rank)) > (stands, Reverse(own.rank))
     }

@@ -15,8 +15,9 @@ use super::bind::Placed;
 use super::{Action, Policy};
 use crate::cluster::{NodeIx, Presence, Stage};
 use crate::execution::Missing;
+use crate::lifecycle::Lifecycle;
 
-impl Policy {
+impl Lifecycle {
     /// Asks a node what it holds, if executions have started there and the last question is old
     /// enough.
     pub(super) fn ask_for_holdings(&mut self, ix: NodeIx) {
@@ -40,19 +41,21 @@ impl Policy {
         let node = self.cluster.node_quietly(ix);
         node.holdings_due = node.holdings_due.min(now.mono);
     }
+}
 
+impl Policy {
     /// Compares the executions that have started on a node with the node's answer.
     pub(super) fn reconcile(&mut self, name: &NodeId, instance: InstanceId, held: &[Holding]) {
-        let now = self.now;
-        let Some(ix) = self.cluster.find(name) else {
+        let now = self.life.now;
+        let Some(ix) = self.life.cluster.find(name) else {
             return;
         };
-        let node = self.cluster.node(ix);
+        let node = self.life.cluster.node(ix);
         let asked = node.holdings_asked;
-        let confirm_ms = self.config.holdings_confirm_ms;
+        let confirm_ms = self.life.config.holdings_confirm_ms;
         let mut orphans = Vec::new();
         for id in node.holds.clone() {
-            let Some(e) = self.cluster.execution_mut(id) else {
+            let Some(e) = self.life.cluster.execution_mut(id) else {
                 continue;
             };
             // The answer need not contain executions that started after the question.
@@ -78,7 +81,7 @@ impl Policy {
                 }
                 Some(Missing::Since(_) | Missing::Orphaned) => {}
             }
-            let node = self.cluster.node_quietly(ix);
+            let node = self.life.cluster.node_quietly(ix);
             node.holdings_due = node.holdings_due.min(now.mono.plus(confirm_ms));
         }
         for id in orphans {
@@ -88,8 +91,8 @@ impl Policy {
 
     /// Binds an execution again that its node does not hold.
     pub(super) fn bind_orphan(&mut self, id: ExecutionId, ix: NodeIx) {
-        let now = self.now;
-        let Some(cause) = self.loss(now, id) else {
+        let now = self.life.now;
+        let Some(cause) = self.life.loss(now, id) else {
             return;
         };
         if self.rebind(id, cause, Some(ix)) == Placed::NoRoom {

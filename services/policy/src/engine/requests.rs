@@ -13,8 +13,8 @@ impl Policy {
     /// Appends what was requested of an execution that would be bound again for this cause. Returns
     /// false if nothing was.
     pub(super) fn carry_out_request(&mut self, id: ExecutionId, cause: &Cause) -> bool {
-        let now = self.now;
-        let Some(e) = self.cluster.execution_mut(id) else {
+        let now = self.life.now;
+        let Some(e) = self.life.cluster.execution_mut(id) else {
             return false;
         };
         let open = e.extra.as_ref().and_then(|extra| extra.request.as_ref());
@@ -39,8 +39,8 @@ impl Policy {
             events,
             ticket: None,
         };
-        self.out.push(append);
-        self.cluster.clear_order(id);
+        self.life.out.push(append);
+        self.life.cluster.clear_order(id);
         self.stop_waiting(id);
         true
     }

@@ -38,7 +38,7 @@ const LOOKED_AT: usize = 20_000;
 impl Policy {
     /// True for an execution that needs a reservation before it is bound.
     pub(super) fn reserves(&self, id: ExecutionId) -> bool {
-        let Some(e) = self.cluster.execution(id) else {
+        let Some(e) = self.life.cluster.execution(id) else {
             return false;
         };
         let held = self.holds.held.get(&id);
@@ -57,7 +57,7 @@ impl Policy {
         if self.holds.is_idle() || !self.reserves(id) {
             return true;
         }
-        let tenant = self.cluster.execution(id).map(|e| &e.tenant);
+        let tenant = self.life.cluster.execution(id).map(|e| &e.tenant);
         tenant.is_some_and(|tenant| self.holds.is_reserved(tenant, id, self.seed))
     }
 
@@ -66,7 +66,7 @@ impl Policy {
         if self.is_admitted(id) {
             return true;
         }
-        if let Some(tenant) = self.tenant(id) {
+        if let Some(tenant) = self.life.tenant(id) {
             self.requeue(&tenant, id, Millis(0));
         }
         false
@@ -74,8 +74,8 @@ impl Policy {
 
     /// Queues an execution for a reservation, no earlier than `from`.
     pub(super) fn requeue(&mut self, tenant: &Tenant, id: ExecutionId, from: Millis) {
-        if let Some(e) = self.cluster.execution(id) {
-            let profile = self.cluster.profiles.get(e.profile);
+        if let Some(e) = self.life.cluster.execution(id) {
+            let profile = self.life.cluster.profiles.get(e.profile);
             let priority = profile.map_or(0, |p| p.priority);
             let place = (Reverse(priority), e.submitted_at, id);
             self.holds.enqueue(tenant, place, from);
@@ -87,7 +87,7 @@ impl Policy {
         let held = self.holds.held.get(&id);
         match held.and_then(|h| h.gang.as_ref()) {
             Some(gang) if !self.is_alone(id) => {
-                let tenant = self.cluster.execution(id)?.tenant.clone();
+                let tenant = self.life.cluster.execution(id)?.tenant.clone();
                 let together = self.holds.gangs.get(&(tenant, gang.name.clone()))?;
                 together.complete()
             }
@@ -98,7 +98,10 @@ impl Policy {
     /// Stores a tenant's quota.
     pub(super) fn quota(&mut self, tenant: &Tenant, quota: Option<Quota>) {
         let weight = quota.as_ref().map_or(1, Quota::weight);
-        self.cluster.tenants.set_weight(tenant, f64::from(weight));
+        self.life
+            .cluster
+            .tenants
+            .set_weight(tenant, f64::from(weight));
         match quota {
             Some(quota) => self.holds.quotas.insert(tenant.clone(), quota),
             None => self.holds.quotas.remove(tenant),
@@ -125,7 +128,7 @@ impl Policy {
         table: Option<(Sequence, &Reservations)>,
         answer: bool,
     ) {
-        let now = self.now;
+        let now = self.life.now;
         let Some((seq, table)) = table else {
             return self.not_reserved(tenant);
         };
@@ -133,7 +136,7 @@ impl Policy {
             return;
         }
         self.holds.due = true;
-        self.dirty = true;
+        self.life.dirty = true;
         let queued: Vec<_> = self
             .holds
             .queue
@@ -163,18 +166,22 @@ impl Policy {
 
     /// Finds unused reservations, and executions that run without one.
     pub(super) fn sweep_reservations(&mut self) {
-        let now = self.now;
+        let now = self.life.now;
         let old = |at: &Millis, ms: u64| now.mono.since(*at) >= ms;
         let mut orphans = Vec::new();
         let mut requeue = Vec::new();
         let first = self.holds.first.as_deref().filter(|first| first.keeps);
-        let nodes = self.cluster.nodes().map(|(_, node)| node.share_bytes());
+        let nodes = self
+            .life
+            .cluster
+            .nodes()
+            .map(|(_, node)| node.share_bytes());
         self.holds.share_bytes = nodes.max().unwrap_or(0);
         for (tenant, table) in &mut self.holds.tables {
-            let tenants = &self.cluster.tenants;
+            let tenants = &self.life.cluster.tenants;
             let held = tenants.find(tenant).map_or(0, |ix| tenants.held(ix)) as usize;
             let slots = table.entries.keys().filter(|id| {
-                let e = self.cluster.execution(**id);
+                let e = self.life.cluster.execution(**id);
                 e.is_some_and(|e| e.stage.node().is_some() && e.parked().is_none())
             });
             // If more executions run than have reserved, scan for the missing ones.
@@ -182,14 +189,14 @@ impl Policy {
             table.amended = false;
             if table
                 .asked
-                .is_some_and(|at| old(&at, 2 * self.config.reserve_ms))
+                .is_some_and(|at| old(&at, 2 * self.life.config.reserve_ms))
             {
                 (table.asked, table.fresh) = (None, false);
                 table.freeing.clear();
             }
             for (id, entry) in &table.entries {
                 let own = entry.by == self.seed;
-                match self.cluster.execution(*id) {
+                match self.life.cluster.execution(*id) {
                     // The execution may not be known here yet: look at its ledger.
                     None if !table.to_free.contains_key(id) => {
                         orphans.push((tenant.clone(), *id));
@@ -207,7 +214,7 @@ impl Policy {
                         let asked = self.share.asking.contains_key(id)
                             || self.share.promised.contains_key(id)
                             || first.is_some_and(|first| first.members.contains(id));
-                        if old(since, self.config.reserve_ms) && !asked {
+                        if old(since, self.life.config.reserve_ms) && !asked {
                             table.to_free.insert(*id, now.mono);
                             requeue.push(*id);
                         }
@@ -225,8 +232,8 @@ impl Policy {
             if self.awaits_parts(id) {
                 continue;
             }
-            if let Some(tenant) = self.tenant(id) {
-                self.requeue(&tenant, id, now.mono.plus(self.config.reserve_ms));
+            if let Some(tenant) = self.life.tenant(id) {
+                self.requeue(&tenant, id, now.mono.plus(self.life.config.reserve_ms));
             }
         }
         for (_, id) in orphans {
@@ -240,7 +247,7 @@ impl Policy {
 
     /// Requests wanted and free reservations, one change of a tenant at a time.
     pub(super) fn ask_for_reservations(&mut self) {
-        let now = self.now;
+        let now = self.life.now;
         let mut tenants: BTreeSet<Tenant> = self.holds.queue.keys().cloned().collect();
         let free = self.holds.tables.iter();
         let free = free.filter(|(_, table)| {
@@ -274,7 +281,7 @@ impl Policy {
             for id in &table.freeing {
                 table.to_free.remove(id);
             }
-            self.out.push(Action::Reserve {
+            self.life.out.push(Action::Reserve {
                 quota: self.holds.quotas.get(&tenant).cloned(),
                 tenant,
                 change: Box::new(change),
@@ -283,7 +290,7 @@ impl Policy {
     }
 
     fn plan_reserving(&mut self, tenant: &Tenant, change: &mut Change) {
-        let now = self.now;
+        let now = self.life.now;
         let Some(queue) = self.holds.queue.get(tenant) else {
             return;
         };
@@ -317,7 +324,7 @@ impl Policy {
                 continue;
             }
             let pending = |id: &ExecutionId| {
-                let e = self.cluster.execution(*id);
+                let e = self.life.cluster.execution(*id);
                 e.is_some_and(|e| e.stage == Stage::Pending)
             };
             // An execution that waits for others could block the very ones it waits for.
@@ -368,9 +375,9 @@ impl Policy {
             let mine = if set.len() > 1 {
                 self.places_gangs()
             } else {
-                self.is_mine(*id)
+                self.life.is_mine(*id)
             };
-            let is_late = |at: Millis| now.mono.since(at) >= self.config.grace_ms;
+            let is_late = |at: Millis| now.mono.since(at) >= self.life.config.grace_ms;
             if mine || queued.left.is_some_and(is_late) {
                 change.sets.push(wanted);
             } else if queued.left.is_none() {
@@ -384,7 +391,7 @@ impl Policy {
         }
         // After another replica has had it in vain, it is the turn of others. A look may see the end
         // of that late.
-        let turn = self.config.reserve_ms + self.config.look_ms;
+        let turn = self.life.config.reserve_ms + self.life.config.look_ms;
         for id in others {
             if let Some(queued) = self.holds.queued.get_mut(&id) {
                 (queued.from, queued.left) = (now.mono.plus(turn), None);
@@ -398,7 +405,7 @@ impl Policy {
 
     /// Why the tenant's limits have no room for a further part of an execution. None if they have.
     pub(super) fn denies_one_more(&self, like: ExecutionId) -> Option<String> {
-        let tenant = &self.cluster.execution(like)?.tenant;
+        let tenant = &self.life.cluster.execution(like)?.tenant;
         if !self.holds.limits(tenant) {
             return None;
         }
@@ -422,7 +429,7 @@ impl Policy {
         if self.is_admitted(id) {
             return None;
         }
-        let tenant = &self.cluster.execution(id)?.tenant;
+        let tenant = &self.life.cluster.execution(id)?.tenant;
         let wanted: Vec<_> = self
             .set_of(id)?
             .into_iter()

@@ -52,8 +52,8 @@ struct Holder {
 impl Policy {
     /// Looks for better places for executions on devices.
     pub(super) fn reallocate(&mut self) {
-        let now = self.now;
-        if !self.config.reallocate || now.mono.since(self.realloc.reviewed) < REVIEW_MS {
+        let now = self.life.now;
+        if !self.life.config.reallocate || now.mono.since(self.realloc.reviewed) < REVIEW_MS {
             return;
         }
         self.realloc.reviewed = now.mono;
@@ -65,6 +65,7 @@ impl Policy {
             .freed_for
             .retain(|_, at| now.mono.since(*at) < FREED_WITHIN_MS);
         let waits: Vec<_> = self
+            .life
             .waiting
             .profiles()
             .filter(|ix| self.wants_device(*ix))
@@ -78,7 +79,7 @@ impl Policy {
         let asking = self.share.asking.keys();
         let served: BTreeSet<_> = asking
             .chain(self.share.promised.keys())
-            .filter_map(|id| self.cluster.execution(*id).map(|e| e.profile))
+            .filter_map(|id| self.life.cluster.execution(*id).map(|e| e.profile))
             .collect();
         for profile in waits {
             if !self.realloc.freed_for.contains_key(&profile) && !served.contains(&profile) {
@@ -88,16 +89,16 @@ impl Policy {
     }
 
     fn wants_device(&self, ix: ProfileIx) -> bool {
-        let profile = self.cluster.profiles.get(ix);
+        let profile = self.life.cluster.profiles.get(ix);
         profile.is_some_and(|p| p.requires.device.is_some())
     }
 
     /// Notes the idle devices. Returns true if there are devices at all.
     fn note_idle(&mut self) -> bool {
-        let now = self.now;
+        let now = self.life.now;
         let mut any = false;
         let mut idle = BTreeSet::new();
-        for (ix, node) in self.cluster.nodes() {
+        for (ix, node) in self.life.cluster.nodes() {
             for device in node.devices.places(crate::places::Wants::Device).flatten() {
                 let Some(found) = node.devices.get(device) else {
                     continue;
@@ -117,7 +118,7 @@ impl Policy {
 
     /// Executions on devices that may move now.
     fn holders(&self, upgrade: bool) -> Vec<Holder> {
-        let nodes = self.cluster.nodes();
+        let nodes = self.life.cluster.nodes();
         let up = nodes.filter(|(_, n)| {
             n.presence == Presence::Up && !n.devices.is_empty() && !n.is_draining()
         });
@@ -128,10 +129,10 @@ impl Policy {
     }
 
     fn holder(&self, node: NodeIx, id: ExecutionId, upgrade: bool) -> Option<Holder> {
-        let now = self.now;
-        let e = self.cluster.execution(id)?;
+        let now = self.life.now;
+        let e = self.life.cluster.execution(id)?;
         let device = e.device()?;
-        let profile = self.cluster.profiles.get(e.profile)?;
+        let profile = self.life.cluster.profiles.get(e.profile)?;
         let may = profile.reallocation;
         let told = e.was_told(now.mono);
         let willing = if upgrade { may.upgrade } else { may.downgrade };
@@ -140,9 +141,9 @@ impl Policy {
         }
         let rhythm = self.share.rhythms.get(&id);
         let moves = move_ms(e, rhythm, &self.share.take_up);
-        let residency = residency_ms(&self.config, moves);
-        let residency = residency.max(self.config.reallocate_residency_ms);
-        (now.mono.since(e.arrived.max(e.since)) >= residency && self.is_mine(id)).then_some(
+        let residency = residency_ms(&self.life.config, moves);
+        let residency = residency.max(self.life.config.reallocate_residency_ms);
+        (now.mono.since(e.arrived.max(e.since)) >= residency && self.life.is_mine(id)).then_some(
             Holder {
                 id,
                 node,
@@ -155,24 +156,35 @@ impl Policy {
 
     /// The best other free device for an execution.
     fn elsewhere(&mut self, holder: &Holder) -> Option<(Choice, DeviceIx)> {
-        let now = self.now;
-        let e = self.cluster.execution(holder.id)?;
+        let now = self.life.now;
+        let e = self.life.cluster.execution(holder.id)?;
         let ask = Ask {
             avoid: e.avoided(),
             free_slot: true,
             ..Ask::new(e.profile, e.left())
         }
         .leaves(Some(Leaving::Place(holder.node, Some(holder.device))));
-        let choice = placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &ask)?;
+        let choice = placement::choose(
+            &mut self.life.rankings,
+            &self.life.cluster,
+            &self.life.config,
+            now,
+            &ask,
+        )?;
         let device = choice.device?;
         Some((choice, device))
     }
 
     fn downgrade_for(&mut self, waits: ProfileIx) {
-        let now = self.now;
+        let now = self.life.now;
         let plain = Ask::new(waits, &[]);
-        let placed =
-            placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &plain);
+        let placed = placement::choose(
+            &mut self.life.rankings,
+            &self.life.cluster,
+            &self.life.config,
+            now,
+            &plain,
+        );
         if placed.is_some() {
             // The execution is bound in its turn.
             return;
@@ -183,8 +195,13 @@ impl Policy {
                 counted: Some((holder.node, holder.claim)),
                 ..Ask::new(waits, &[])
             };
-            let would =
-                placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &ask);
+            let would = placement::choose(
+                &mut self.life.rankings,
+                &self.life.cluster,
+                &self.life.config,
+                now,
+                &ask,
+            );
             if would.and_then(|choice| choice.device) != Some(holder.device) {
                 continue;
             }
@@ -201,14 +218,14 @@ impl Policy {
                 reason,
             };
             self.realloc.freed_for.insert(waits, now.mono);
-            return self.order_yield_to(holder.id, choice, cause, None);
+            return self.life.order_yield_to(holder.id, choice, cause, None);
         }
     }
 
     /// Moves the first execution that gains. The others are reviewed after that move.
     fn upgrade(&mut self) {
-        let now = self.now;
-        let dwell = self.config.upgrade_dwell_ms;
+        let now = self.life.now;
+        let dwell = self.life.config.upgrade_dwell_ms;
         let idle = self.realloc.idle.values();
         if idle
             .filter(|since| now.mono.since(**since) >= dwell)
@@ -219,9 +236,9 @@ impl Policy {
         }
         for holder in self.holders(true) {
             let busy = self.busy(&holder);
-            let prefers = self.cluster.profiles.get(holder.profile);
+            let prefers = self.life.cluster.profiles.get(holder.profile);
             let prefers = prefers.is_some_and(|p| p.prefers.device.is_some());
-            let Some(busy) = busy.filter(|b| prefers && *b >= self.config.device_bound) else {
+            let Some(busy) = busy.filter(|b| prefers && *b >= self.life.config.device_bound) else {
                 continue;
             };
             let Some((choice, to)) = self.elsewhere(&holder) else {
@@ -232,7 +249,13 @@ impl Policy {
                 continue;
             }
             let met = |place| {
-                placement::preference(&self.cluster, &self.config, now, holder.profile, place)
+                placement::preference(
+                    &self.life.cluster,
+                    &self.life.config,
+                    now,
+                    holder.profile,
+                    place,
+                )
             };
             let (Some(here), Some(there)) = (
                 met((holder.node, Some(holder.device))),
@@ -254,13 +277,13 @@ impl Policy {
                 upgrade: true,
                 reason,
             };
-            return self.order_yield_to(holder.id, choice, cause, None);
+            return self.life.order_yield_to(holder.id, choice, cause, None);
         }
     }
 
     /// Utilisation of its device in the last vector.
     fn busy(&self, holder: &Holder) -> Option<f64> {
-        let node = self.cluster.node(holder.node);
+        let node = self.life.cluster.node(holder.node);
         let id = node.devices.id_of(Some(holder.device));
         let readings = &node.vector.as_ref()?.readings;
         let of = |r: &&fiec_schemas::Reading| {
@@ -270,7 +293,7 @@ impl Policy {
     }
 
     fn device_in_words(&self, ix: NodeIx, device: DeviceIx) -> String {
-        let node = self.cluster.node(ix);
+        let node = self.life.cluster.node(ix);
         let name = node
             .devices
             .get(device)

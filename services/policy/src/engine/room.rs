@@ -19,16 +19,17 @@ impl Policy {
     /// Fills in the places where the gang could run. None if the empty cluster has no room for all
     /// of it.
     pub(super) fn with_places(&mut self, mut gang: First) -> Option<First> {
-        let now = self.now;
+        let now = self.life.now;
         let mut counts: BTreeMap<ProfileIx, u32> = BTreeMap::new();
         for id in &gang.members {
-            let e = self.cluster.execution(*id)?;
+            let e = self.life.cluster.execution(*id)?;
             *counts.entry(e.profile).or_default() += 1;
         }
         let mut groups = Vec::with_capacity(counts.len());
         for (profile, count) in counts {
-            let (rankings, cluster) = (&mut self.rankings, &self.cluster);
-            let places = placement::but_for_room(rankings, cluster, &self.config, now, profile);
+            let (rankings, cluster) = (&mut self.life.rankings, &self.life.cluster);
+            let places =
+                placement::but_for_room(rankings, cluster, &self.life.config, now, profile);
             let wants = cluster.profiles.get(profile)?.requires.device.as_ref();
             groups.push(Group {
                 count,
@@ -50,7 +51,7 @@ impl Policy {
     fn rooms(&self, groups: &[Group], taken: impl Fn(NodeIx, DeviceIx) -> Taken) -> Rooms {
         let mut rooms = Rooms::new();
         for (ix, at) in groups.iter().flat_map(|group| &group.places) {
-            let node = self.cluster.node(*ix);
+            let node = self.life.cluster.node(*ix);
             let room = rooms.entry(*ix).or_insert_with(|| Room {
                 slots: node.slots(),
                 ..Room::default()
@@ -69,21 +70,21 @@ impl Policy {
     /// Estimates when all members will find slots and devices, from the run times that clients
     /// state. None if those do not suffice. `all`: the candidate nodes, empty.
     fn room_at(&self, all: &Rooms, groups: &[Group]) -> Option<Millis> {
-        let now = self.now;
+        let now = self.life.now;
         if all.len() > RECKONED {
             return None;
         }
         let mut free = self.rooms(groups, |ix, at| {
-            let device = self.cluster.node(ix).devices.get(at);
+            let device = self.life.cluster.node(ix).devices.get(at);
             device.map_or_else(Taken::default, |d| d.taken)
         });
         let mut ends: Vec<(u64, NodeIx, Claim)> = Vec::new();
         for (ix, room) in &mut free {
-            let node = self.cluster.node(*ix);
+            let node = self.life.cluster.node(*ix);
             room.slots = room.slots.saturating_sub(node.held());
             ends.extend(node.holds.iter().filter_map(|id| {
-                let e = self.cluster.execution(*id)?;
-                let profile = self.cluster.profiles.get(e.profile)?;
+                let e = self.life.cluster.execution(*id)?;
+                let profile = self.life.cluster.profiles.get(e.profile)?;
                 let expected = u64::from(profile.expected_s?) * 1_000;
                 let left = expected.checked_sub(e.attained_ms(now.mono))?;
                 let ends = e.parked().is_none() && left > 0;

@@ -27,7 +27,7 @@ const REASON_LIMIT: usize = 400;
 impl Policy {
     /// Reads from a message of a live execution how it is spread.
     pub(super) fn note_spread(&mut self, view: &LedgerView<'_>) {
-        let now = self.now;
+        let now = self.life.now;
         let Some(spreading) = &view.state.spread else {
             return;
         };
@@ -69,24 +69,24 @@ impl Policy {
         if let Some(part) = in_vain
             && self.spread.ended.remove(&part).is_some()
         {
-            let again = now.mono.plus(2 * self.config.look_ms);
+            let again = now.mono.plus(2 * self.life.config.look_ms);
             self.spread.unknown.insert(part, (id, again));
         }
         // Replicas that are not preferred wait for a grace period.
-        let soon = if self.is_mine(id) {
+        let soon = if self.life.is_mine(id) {
             now.mono
         } else {
-            now.mono.plus(self.config.grace_ms)
+            now.mono.plus(self.life.config.grace_ms)
         };
         for part in &spreading.parts {
-            if !self.knows(part.id) && !self.spread.ended.contains_key(&part.id) {
+            if !self.life.knows(part.id) && !self.spread.ended.contains_key(&part.id) {
                 let unknown = &mut self.spread.unknown;
                 unknown.entry(part.id).or_insert((id, soon));
             }
         }
         self.spread.unknown.remove(&id);
         if let Some(holder) = spreading.part_of
-            && !self.knows(holder)
+            && !self.life.knows(holder)
             && !self.spread.orphans.contains_key(&id)
         {
             self.spread.holders.entry(holder).or_insert(soon);
@@ -108,7 +108,7 @@ impl Policy {
     /// Each message of a part compares that part. All parts of a holder are compared when its
     /// ledger begins again or is read after theirs.
     fn note_dropped(&mut self, id: ExecutionId, is_anew: bool) {
-        let now = self.now;
+        let now = self.life.now;
         let members = &self.spread.members;
         let of = |part: ExecutionId| members.get(&part)?.spreading.part_of;
         let mut dropped: Vec<_> = of(id).map(|holder| (id, holder)).into_iter().collect();
@@ -122,7 +122,7 @@ impl Policy {
         });
         // The holder's newest state may not be known yet, so the part is compared again before it
         // ends.
-        let again = now.mono.plus(2 * self.config.look_ms);
+        let again = now.mono.plus(2 * self.life.config.look_ms);
         for (part, holder) in dropped {
             let who = format!("policy: {holder}, of which it is a part, does without it");
             let orphan = Orphan { who, again };
@@ -163,7 +163,7 @@ impl Policy {
     }
 
     fn disown(&mut self, part: ExecutionId, who: &str) {
-        let now = self.now;
+        let now = self.life.now;
         if self.spread.ended.remove(&part).is_none() {
             let orphan = Orphan {
                 who: who.to_owned(),
@@ -219,7 +219,7 @@ impl Policy {
         let of = holder.and_then(|holder| self.spread.members.get(&holder));
         let out = of.is_some_and(|m| m.part(id).is_some());
         if let Some(holder) = holder.filter(|_| out && !self.spread.ended.contains_key(&id)) {
-            let again = self.now.mono.plus(2 * self.config.look_ms);
+            let again = self.life.now.mono.plus(2 * self.life.config.look_ms);
             self.spread.unknown.insert(id, (holder, again));
         }
         self.spread.failing.remove(&id);
@@ -238,7 +238,7 @@ impl Policy {
 
     /// Handles the result of a look at the ledger of an unknown part or holder.
     pub(super) fn spread_seen(&mut self, id: ExecutionId, seen: Seen) {
-        if self.knows(id) {
+        if self.life.knows(id) {
             self.spread.holders.remove(&id);
             return;
         }
@@ -267,14 +267,14 @@ impl Policy {
 
     /// The periodic work: makes parts, gives them back, ends executions, and lets ranges grow.
     pub(super) fn look_at_spread(&mut self) {
-        let now = self.now;
+        let now = self.life.now;
         if self.spread.is_idle() {
             return;
         }
         self.look_for_unknown();
         self.end_orphans();
         self.fail_without_part();
-        if now.mono.since(self.spread.looked) >= self.config.spread_look_ms {
+        if now.mono.since(self.spread.looked) >= self.life.config.spread_look_ms {
             self.spread.looked = now.mono;
             self.give_back();
             self.grow();
@@ -283,8 +283,8 @@ impl Policy {
 
     /// Looks up unknown parts and holders, and makes parts that do not exist yet.
     fn look_for_unknown(&mut self) {
-        let now = self.now;
-        let again = now.mono.plus(2 * self.config.look_ms);
+        let now = self.life.now;
+        let again = now.mono.plus(2 * self.life.config.look_ms);
         let due = self.spread.unknown.iter();
         let due = due.filter(|(_, (_, at))| *at <= now.mono);
         let parts: Vec<_> = due
@@ -292,13 +292,13 @@ impl Policy {
             .take(AT_ONCE)
             .collect();
         for (part, holder) in parts {
-            let tenant = self.tenant(holder).filter(|_| !self.knows(part));
+            let tenant = self.life.tenant(holder).filter(|_| !self.life.knows(part));
             let Some(tenant) = tenant else {
                 self.spread.unknown.remove(&part);
                 continue;
             };
             self.spread.unknown.insert(part, (holder, again));
-            self.out.push(Action::MakePart {
+            self.life.out.push(Action::MakePart {
                 part,
                 holder,
                 tenant,
@@ -313,13 +313,13 @@ impl Policy {
         for holder in holders {
             let of = |m: &Member| m.spreading.part_of == Some(holder);
             let mut parts = self.spread.members.iter().filter(|(_, m)| of(m));
-            let tenant = parts.next().and_then(|(part, _)| self.tenant(*part));
-            let Some(tenant) = tenant.filter(|_| !self.knows(holder)) else {
+            let tenant = parts.next().and_then(|(part, _)| self.life.tenant(*part));
+            let Some(tenant) = tenant.filter(|_| !self.life.knows(holder)) else {
                 self.spread.holders.remove(&holder);
                 continue;
             };
             self.spread.holders.insert(holder, again);
-            self.out.push(Action::Lookup {
+            self.life.out.push(Action::Lookup {
                 execution: holder,
                 tenant,
             });
@@ -328,7 +328,7 @@ impl Policy {
 
     /// Gives parts back that found no place while their holders wait for them.
     fn give_back(&mut self) {
-        let _now = self.now;
+        let _now = self.life.now;
         let members = self.spread.members.iter();
         let waited: Vec<_> = members
             .filter(|(id, _)| !self.spread.failing.contains_key(id))
@@ -337,15 +337,15 @@ impl Policy {
             .take(AT_ONCE)
             .collect();
         for (holder, part) in waited {
-            if self.defers(part, self.config.grace_ms) {
+            if self.life.defers(part, self.life.config.grace_ms) {
                 continue;
             }
             self.stop_waiting(part);
-            let Some(e) = self.cluster.execution_mut(part) else {
+            let Some(e) = self.life.cluster.execution_mut(part) else {
                 continue;
             };
             e.begin_append();
-            self.out.push(Action::Append {
+            self.life.out.push(Action::Append {
                 execution: part,
                 tenant: e.tenant.clone(),
                 expected: e.seq,
@@ -357,26 +357,26 @@ impl Policy {
 
     /// True for a part without parts of its own that has waited for a place for the dwell time.
     fn has_no_place(&self, part: ExecutionId) -> bool {
-        let now = self.now;
+        let now = self.life.now;
         let alone = self.spread.members.get(&part);
         let alone = alone.is_some_and(|m| m.spreading.parts.is_empty());
-        let e = self.cluster.execution(part).filter(|_| alone);
+        let e = self.life.cluster.execution(part).filter(|_| alone);
         e.is_some_and(|e| {
-            let waited = now.mono.since(e.since) >= self.config.spread_dwell_ms;
+            let waited = now.mono.since(e.since) >= self.life.config.spread_dwell_ms;
             e.stage == Stage::Pending && !e.is_appending() && waited
         })
     }
 
     /// Cancels parts whose holders have ended.
     fn end_orphans(&mut self) {
-        let now = self.now;
+        let now = self.life.now;
         let due = self.spread.orphans.iter();
         let due: Vec<_> = due
             .filter(|(_, orphan)| orphan.again <= now.mono)
             .map(|(part, orphan)| (*part, orphan.who.clone()))
             .take(AT_ONCE)
             .collect();
-        let again = now.mono.plus(self.config.order_retry_ms);
+        let again = now.mono.plus(self.life.config.order_retry_ms);
         for (part, who) in due {
             if self.is_listed(part) {
                 // Its holder, or the holder's current state, was not known at first.
@@ -384,7 +384,7 @@ impl Policy {
                 self.wait_if_pending(part);
                 continue;
             }
-            let Some(e) = self.cluster.execution(part) else {
+            let Some(e) = self.life.cluster.execution(part) else {
                 // It was never made, or has ended.
                 self.spread.orphans.remove(&part);
                 continue;
@@ -392,17 +392,17 @@ impl Policy {
             if let Some(orphan) = self.spread.orphans.get_mut(&part) {
                 orphan.again = again;
             }
-            let lost = |ix| matches!(self.cluster.node(ix).presence, Presence::Lost { .. });
+            let lost = |ix| matches!(self.life.cluster.node(ix).presence, Presence::Lost { .. });
             let on = match e.stage {
                 Stage::Started(ix, _) if !lost(ix) => Some(ix),
                 _ => None,
             };
-            if e.is_appending() || self.defers(part, self.config.grace_ms) {
+            if e.is_appending() || self.life.defers(part, self.life.config.grace_ms) {
                 continue;
             }
             match on {
-                Some(ix) => self.out.push(Action::Control {
-                    node: self.cluster.node(ix).id.clone(),
+                Some(ix) => self.life.out.push(Action::Control {
+                    node: self.life.cluster.node(ix).id.clone(),
                     request: ControlRequest::Cancel {
                         execution: part,
                         who,
@@ -416,14 +416,14 @@ impl Policy {
 
     /// Fails holders of a failed part. A running holder yields first.
     fn fail_without_part(&mut self) {
-        let now = self.now;
+        let now = self.life.now;
         let failing = self.spread.failing.iter();
         let failing: Vec<_> = failing
             .map(|(id, (part, reason))| (*id, *part, reason.clone()))
             .take(AT_ONCE)
             .collect();
         for (id, part, reason) in failing {
-            let Some(e) = self.cluster.execution(id) else {
+            let Some(e) = self.life.cluster.execution(id) else {
                 self.spread.failing.remove(&id);
                 continue;
             };
@@ -431,8 +431,11 @@ impl Policy {
                 _ if e.is_appending() => {}
                 Stage::Started(..) if e.order().is_some() => {}
                 Stage::Started(..) => {
-                    if !e.was_told(now.mono) && !self.defers(id, self.config.order_grace_ms) {
-                        self.order_yield(id, Cause::PartFailed { part, reason });
+                    if !e.was_told(now.mono)
+                        && !self.life.defers(id, self.life.config.order_grace_ms)
+                    {
+                        self.life
+                            .order_yield(id, Cause::PartFailed { part, reason });
                     }
                 }
                 _ => {
@@ -448,8 +451,8 @@ impl Policy {
     }
 
     fn end(&mut self, id: ExecutionId, event: Event) {
-        let _now = self.now;
-        if self.defers(id, self.config.grace_ms) {
+        let _now = self.life.now;
+        if self.life.defers(id, self.life.config.grace_ms) {
             return;
         }
         self.end_with(id, event);
@@ -481,10 +484,10 @@ impl Policy {
     }
 
     fn stands_in_words(&self, id: ExecutionId) -> String {
-        let Some(e) = self.cluster.execution(id) else {
+        let Some(e) = self.life.cluster.execution(id) else {
             return "being made".to_owned();
         };
-        let on = |ix| &self.cluster.node(ix).id;
+        let on = |ix| &self.life.cluster.node(ix).id;
         match e.stage {
             Stage::Pending if self.spread.awaited_by(id).is_some() => {
                 "waiting for a part of its own".to_owned()

@@ -3,8 +3,8 @@
 use fiec_schemas::messages::NodeEventKind;
 use fiec_schemas::{Cause, EventKind, Fault};
 
-use super::Policy;
 use crate::cluster::NodeIx;
+use crate::lifecycle::Lifecycle;
 use crate::time::Millis;
 use crate::view::LedgerView;
 
@@ -20,7 +20,7 @@ fn failed(view: &LedgerView<'_>) -> Option<(Fault, String)> {
     }
 }
 
-impl Policy {
+impl Lifecycle {
     /// Notes what a message says about the starts of its program on the node of its writer, to which it
     /// was bound at `arrived`.
     pub(super) fn note_starts(

@@ -33,15 +33,15 @@ pub struct Told {
 impl Policy {
     /// Runs one round of reports if it is due.
     pub(super) fn tell_waiting(&mut self) {
-        let now = self.now;
-        let nodes = self.cluster.node_count().max(1);
-        let pause = self.config.tell_ms.max(u64::from(nodes) / 5);
-        if self.config.tell_ms == 0 || now.mono.since(self.told.looked) < pause {
+        let now = self.life.now;
+        let nodes = self.life.cluster.node_count().max(1);
+        let pause = self.life.config.tell_ms.max(u64::from(nodes) / 5);
+        if self.life.config.tell_ms == 0 || now.mono.since(self.told.looked) < pause {
             return;
         }
         self.told.looked = now.mono;
         let waits = |id: &ExecutionId| {
-            let e = self.cluster.execution(*id);
+            let e = self.life.cluster.execution(*id);
             e.is_some_and(|e| e.stage == Stage::Pending)
         };
         let mut said = std::mem::take(&mut self.told.said);
@@ -50,11 +50,11 @@ impl Policy {
             .front()
             .into_iter()
             .filter_map(|id| {
-                let e = self.cluster.execution(id)?;
+                let e = self.life.cluster.execution(id)?;
                 let at = said.get(&id).map(|(at, _)| *at);
                 let early = at.is_some_and(|at| now.mono.since(at) < AGAIN_MS);
                 let young = now.mono.since(e.since) < MOMENT_MS;
-                (!early && !young && !e.is_appending() && self.is_mine(id)).then_some((at, id))
+                (!early && !young && !e.is_appending() && self.life.is_mine(id)).then_some((at, id))
             })
             .collect();
         due.sort_unstable();
@@ -75,7 +75,7 @@ impl Policy {
             candidates.truncate(CANDIDATES_LIMIT);
             let mut would_help = why.would_help;
             would_help.truncate(CANDIDATES_LIMIT);
-            self.out.push(Action::record(Record::Waiting {
+            self.life.out.push(Action::record(Record::Waiting {
                 execution: id,
                 summary: why.summary,
                 omitted: u32::try_from(all - candidates.len()).unwrap_or(u32::MAX),
@@ -90,17 +90,17 @@ impl Policy {
     /// The front of the queue, and of the executions that are held back.
     fn front(&self) -> Vec<ExecutionId> {
         let mut front = Vec::new();
-        for lane in self.waiting.lanes() {
+        for lane in self.life.waiting.lanes() {
             let mut cursor = Cursor::default();
             while front.len() < FRONT
-                && let Some((id, _)) = self.waiting.next(lane, &mut cursor, |_| false)
+                && let Some((id, _)) = self.life.waiting.next(lane, &mut cursor, |_| false)
             {
                 front.push(id);
             }
         }
         let pending = |id: &&ExecutionId| {
-            let e = self.cluster.execution(**id);
-            e.is_some_and(|e| e.stage == Stage::Pending) && !self.waiting.contains(**id)
+            let e = self.life.cluster.execution(**id);
+            e.is_some_and(|e| e.stage == Stage::Pending) && !self.life.waiting.contains(**id)
         };
         front.extend(self.holds.held.keys().filter(pending).take(FRONT));
         front

@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use fiec_schemas::messages::{ContractStanding, Record};
 use fiec_schemas::substrate::HOST;
-use fiec_schemas::trust::{NodeIdentity, Quarantine, Quarantined, SignedProof};
-use fiec_schemas::{Cause, Contract, ExecutionId, InstanceId, NodeDescriptor, NodeId};
+use fiec_schemas::trust::{Quarantine, Quarantined, SignedProof};
+use fiec_schemas::{Cause, Contract, ExecutionId, NodeDescriptor, NodeId};
 
 use super::{Action, Good, Judged, Policy};
 use crate::cluster::{Node, NodeIx, Stage};
+use crate::lifecycle::Lifecycle;
 use crate::places::Claim;
 use crate::time::Now;
 
@@ -37,64 +38,7 @@ pub(super) fn standings(node: &Node, d: &NodeDescriptor, now: Now) -> Vec<Contra
     all
 }
 
-impl Policy {
-    /// The identity in a node's claim.
-    pub fn identity(&self, node: &NodeId) -> Option<NodeIdentity> {
-        let ix = self.cluster.find(node)?;
-        self.cluster.node(ix).descriptor.as_ref()?.identity.clone()
-    }
-
-    /// The instance of a node's descriptor.
-    pub fn instance(&self, node: &NodeId) -> Option<InstanceId> {
-        self.cluster.node(self.cluster.find(node)?).life
-    }
-
-    /// Stores a node's proof, with the result of the signature check.
-    pub(super) fn proof(&mut self, name: &NodeId, signed: &SignedProof, judged: Judged) {
-        let now = self.now;
-        let ix = self.cluster.intern(now.mono, name);
-        let trust = &mut self.cluster.node_mut(ix).trust;
-        let (proof, refused) = match judged {
-            Judged::Counts(proof) => (Some(Arc::new(proof)), None),
-            Judged::Not(reason) => (None, Some(reason)),
-        };
-        if trust.proof == proof && trust.refused == refused {
-            return;
-        }
-        trust.proof.clone_from(&proof);
-        trust.refused.clone_from(&refused);
-        self.dirty = true;
-        let young = proof
-            .as_ref()
-            .is_some_and(|p| now.wall.micros() - p.at.micros() < YOUNG_US);
-        if (self.loaded || young) && self.speaks_for(name) {
-            self.out.push(Action::record(Record::Proof {
-                proof: Box::new(signed.clone()),
-                refused,
-                at: now.wall,
-            }));
-        }
-        if let Some(proof) = proof {
-            self.take_broken(ix);
-            self.proof_tells(ix, &proof);
-        }
-    }
-
-    /// Stores the contracts that a node has lost.
-    pub(super) fn quarantine(&mut self, name: &NodeId, quarantine: Quarantine) {
-        let now = self.now;
-        // The key of a forgotten node was deleted.
-        if quarantine == Quarantine::default() && self.cluster.find(name).is_none() {
-            return;
-        }
-        let ix = self.cluster.intern(now.mono, name);
-        self.cluster.node_mut(ix).trust.quarantine = quarantine;
-        self.dirty = true;
-        if self.loaded {
-            self.take_away(ix);
-        }
-    }
-
+impl Lifecycle {
     /// True if this replica acts for a node.
     pub(super) fn speaks_for(&self, name: &NodeId) -> bool {
         self.replicas.prefers_self(name.as_str().as_bytes())
@@ -115,12 +59,60 @@ impl Policy {
                 reason: r.detail.clone(),
             }));
     }
+}
+
+impl Policy {
+    /// Stores a node's proof, with the result of the signature check.
+    pub(super) fn proof(&mut self, name: &NodeId, signed: &SignedProof, judged: Judged) {
+        let now = self.life.now;
+        let ix = self.life.cluster.intern(now.mono, name);
+        let trust = &mut self.life.cluster.node_mut(ix).trust;
+        let (proof, refused) = match judged {
+            Judged::Counts(proof) => (Some(Arc::new(proof)), None),
+            Judged::Not(reason) => (None, Some(reason)),
+        };
+        if trust.proof == proof && trust.refused == refused {
+            return;
+        }
+        trust.proof.clone_from(&proof);
+        trust.refused.clone_from(&refused);
+        self.life.dirty = true;
+        let young = proof
+            .as_ref()
+            .is_some_and(|p| now.wall.micros() - p.at.micros() < YOUNG_US);
+        if (self.life.loaded || young) && self.life.speaks_for(name) {
+            self.life.out.push(Action::record(Record::Proof {
+                proof: Box::new(signed.clone()),
+                refused,
+                at: now.wall,
+            }));
+        }
+        if let Some(proof) = proof {
+            self.life.take_broken(ix);
+            self.proof_tells(ix, &proof);
+        }
+    }
+
+    /// Stores the contracts that a node has lost.
+    pub(super) fn quarantine(&mut self, name: &NodeId, quarantine: Quarantine) {
+        let now = self.life.now;
+        // The key of a forgotten node was deleted.
+        if quarantine == Quarantine::default() && self.life.cluster.find(name).is_none() {
+            return;
+        }
+        let ix = self.life.cluster.intern(now.mono, name);
+        self.life.cluster.node_mut(ix).trust.quarantine = quarantine;
+        self.life.dirty = true;
+        if self.life.loaded {
+            self.take_away(ix);
+        }
+    }
 
     /// Takes a contract away from a node with a refuted result. The loss counts here at once.
     pub(super) fn convict(&mut self, ix: NodeIx, reason: String) {
-        let now = self.now;
+        let now = self.life.now;
         let contract = Contract::Bitwise;
-        let node = self.cluster.node_mut(ix);
+        let node = self.life.cluster.node_mut(ix);
         if node.trust.quarantine.of(contract, None).is_none() {
             node.trust.quarantine.entries.push(Quarantined {
                 contract,
@@ -129,7 +121,7 @@ impl Policy {
                 who: "policy".to_owned(),
                 at: now.wall,
             });
-            self.out.push(Action::Quarantine {
+            self.life.out.push(Action::Quarantine {
                 node: node.id.clone(),
                 contract,
                 substrate: None,
@@ -141,17 +133,22 @@ impl Policy {
 
     /// Moves executions away from a node that has lost their contract.
     pub(super) fn take_away(&mut self, ix: NodeIx) {
-        let node = self.cluster.node(ix);
+        let node = self.life.cluster.node(ix);
         if node.trust.quarantine.entries.is_empty() || node.holds.is_empty() {
             return;
         }
         let held: Vec<ExecutionId> = node.holds.iter().copied().collect();
         for id in held {
-            let Some(e) = self.cluster.execution(id) else {
+            let Some(e) = self.life.cluster.execution(id) else {
                 continue;
             };
-            let contract = self.cluster.profiles.get(e.profile).map(|p| p.contract);
-            let node = self.cluster.node(ix);
+            let contract = self
+                .life
+                .cluster
+                .profiles
+                .get(e.profile)
+                .map(|p| p.contract);
+            let node = self.life.cluster.node(ix);
             let place = match e.claim {
                 Claim::Device { device, .. } => node.devices.get(device).map_or(HOST, |d| &*d.id),
                 _ => HOST,
@@ -160,7 +157,7 @@ impl Policy {
             let Some(entry) = contract.and_then(|c| quarantine.at(c, place)) else {
                 continue;
             };
-            if !self.is_mine(id) {
+            if !self.life.is_mine(id) {
                 continue;
             }
             let reason = entry.reason.clone();
@@ -170,15 +167,15 @@ impl Policy {
 
     /// Steps an execution back to the last boundary known to be good.
     pub(super) fn step_back(&mut self, id: ExecutionId, culprit: Option<NodeIx>, reason: String) {
-        let now = self.now;
+        let now = self.life.now;
         let good = match self.checks.get(&id) {
             Some(check) if check.mode == fiec_schemas::trust::Verify::All => {
                 Good::Known(check.good.clone())
             }
             _ => Good::BeforeTheCulprit,
         };
-        let node = culprit.map(|ix| self.cluster.node(ix).id.clone());
-        let Some(e) = self.cluster.execution_mut(id) else {
+        let node = culprit.map(|ix| self.life.cluster.node(ix).id.clone());
+        let Some(e) = self.life.cluster.execution_mut(id) else {
             return;
         };
         if self
@@ -195,7 +192,7 @@ impl Policy {
         if matches!(e.stage, Stage::Pending) {
             self.stop_waiting(id);
         }
-        self.out.push(Action::StepBack {
+        self.life.out.push(Action::StepBack {
             execution: id,
             tenant,
             cause: Cause::Corrupt {
@@ -209,10 +206,10 @@ impl Policy {
 
     /// Repeats on each tick what could not be done at once.
     pub(super) fn look_at_trust(&mut self, ix: NodeIx) {
-        if !self.connected {
+        if !self.life.connected {
             return;
         }
-        let node = self.cluster.node(ix);
+        let node = self.life.cluster.node(ix);
         if !node.trust.quarantine.entries.is_empty() && !node.holds.is_empty() {
             self.take_away(ix);
         }

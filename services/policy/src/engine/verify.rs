@@ -38,13 +38,13 @@ impl Policy {
         if self.spread.members.contains_key(&id) {
             return None;
         }
-        let profile = self.cluster.execution(id)?.profile;
-        let profile = self.cluster.profiles.get(profile)?;
+        let profile = self.life.cluster.execution(id)?.profile;
+        let profile = self.life.cluster.profiles.get(profile)?;
         if profile.contract != Contract::Bitwise {
             return None;
         }
         // By default only built-in programs are verified: they are known to be deterministic.
-        let usual = || Verify::Share(self.config.verify_share);
+        let usual = || Verify::Share(self.life.config.verify_share);
         let mode = match profile.verify {
             Some(mode) => mode,
             None if is_built_in(&profile.program) => usual(),
@@ -59,7 +59,7 @@ impl Policy {
 
     /// Notes the claims in a message.
     pub(super) fn note_claims(&mut self, view: &LedgerView<'_>) {
-        let now = self.now;
+        let now = self.life.now;
         let id = view.state.execution;
         if view.event(EventKind::SteppedBack).is_some() {
             if let Some(check) = self.checks.get_mut(&id) {
@@ -78,7 +78,7 @@ impl Policy {
             return;
         };
         let author = view.worker().and_then(|w| w.parse::<NodeId>().ok());
-        let author = author.map(|name| self.cluster.intern(now.mono, &name));
+        let author = author.map(|name| self.life.cluster.intern(now.mono, &name));
         let seed = self.seed;
         let first = view.state.commits() == here && view.state.steps_back() == 0;
         let new = !self.checks.contains_key(&id);
@@ -136,7 +136,7 @@ impl Policy {
 
     /// The periodic work: asks verifiers, gives up on silent ones, steps executions back.
     pub(super) fn verify_round(&mut self) {
-        let now = self.now;
+        let now = self.life.now;
         if self.to_verify.is_empty() {
             return;
         }
@@ -152,7 +152,7 @@ impl Policy {
                 self.to_verify.remove(&id);
                 continue;
             };
-            if !self.is_mine(id) {
+            if !self.life.is_mine(id) {
                 // Another service continues the verification. Its results must be read before this
                 // one takes over again.
                 if let Some(check) = self.checks.get_mut(&id).filter(|c| c.trial.is_none()) {
@@ -180,7 +180,7 @@ impl Policy {
                 continue;
             }
             // Waiting executions go before verification.
-            if asked || open >= self.config.verify_at_once || !self.waiting.is_empty() {
+            if asked || open >= self.life.config.verify_at_once || !self.life.waiting.is_empty() {
                 continue;
             }
             if self.recalls(id) {
@@ -191,7 +191,7 @@ impl Policy {
 
     /// True if the boundary verified before is known; otherwise asks for it.
     fn recalls(&mut self, id: ExecutionId) -> bool {
-        let now = self.now;
+        let now = self.life.now;
         let Some(check) = self.checks.get_mut(&id) else {
             return false;
         };
@@ -201,10 +201,10 @@ impl Policy {
             Recall::Asked(_) | Recall::Wanted => {}
         }
         check.recall = Recall::Asked(now.mono);
-        let Some(e) = self.cluster.execution(id) else {
+        let Some(e) = self.life.cluster.execution(id) else {
             return false;
         };
-        self.out.push(Action::Recall {
+        self.life.out.push(Action::Recall {
             execution: id,
             tenant: e.tenant.clone(),
         });
@@ -214,12 +214,14 @@ impl Policy {
     /// Handles the boundary up to which another service, or an earlier instance of this one, has
     /// verified.
     pub(super) fn recalled(&mut self, id: ExecutionId, (up_to, named): (Remembered, &Named)) {
-        let now = self.now;
-        let retry = self.config.verify_retry_ms;
+        let now = self.life.now;
+        let retry = self.life.config.verify_retry_ms;
         let up_to = match up_to {
             Remembered::Nothing => None,
             Remembered::Stored(u) => {
-                let by = u.by.iter().map(|name| self.cluster.intern(now.mono, name));
+                let by =
+                    u.by.iter()
+                        .map(|name| self.life.cluster.intern(now.mono, name));
                 Some((u.good, by.collect(), u.segments))
             }
             Remembered::Unknown(reason) => {
@@ -239,9 +241,9 @@ impl Policy {
     }
 
     fn give_up_the_silent(&mut self, id: ExecutionId) {
-        let now = self.now;
-        let silence = self.config.verify_silence_ms;
-        let retry = self.config.verify_retry_ms;
+        let now = self.life.now;
+        let silence = self.life.config.verify_silence_ms;
+        let retry = self.life.config.verify_retry_ms;
         let Some(check) = self.checks.get_mut(&id) else {
             return;
         };
@@ -253,7 +255,7 @@ impl Policy {
         else {
             return;
         };
-        let node = self.cluster.node(ix);
+        let node = self.life.cluster.node(ix);
         let lost = matches!(node.presence, Presence::Lost { .. });
         if lost || now.mono.since(heard) > silence {
             let note = format!(
@@ -267,8 +269,8 @@ impl Policy {
     /// Asks a node with a spare slot to compute the first claim again. Returns true if one was
     /// asked.
     fn ask_somebody(&mut self, id: ExecutionId) -> bool {
-        let now = self.now;
-        let (Some(e), Some(check)) = (self.cluster.execution(id), self.checks.get(&id)) else {
+        let now = self.life.now;
+        let (Some(e), Some(check)) = (self.life.cluster.execution(id), self.checks.get(&id)) else {
             return false;
         };
         let (Some(claim), Some(segment)) = (check.claims.front(), check.segment()) else {
@@ -288,12 +290,18 @@ impl Policy {
             ..Ask::new(e.profile, &[])
         };
         let tenant = e.tenant.clone();
-        let choice = placement::choose(&mut self.rankings, &self.cluster, &self.config, now, &ask);
+        let choice = placement::choose(
+            &mut self.life.rankings,
+            &self.life.cluster,
+            &self.life.config,
+            now,
+            &ask,
+        );
         let Some(choice) = choice else {
             let soon = self.could_be_asked(&avoid);
-            let review = placement::review(&self.cluster, &self.config, now, &ask, None);
+            let review = placement::review(&self.life.cluster, &self.life.config, now, &ask, None);
             let out_of = |node: &NodeId| {
-                let ix = self.cluster.find(node);
+                let ix = self.life.cluster.find(node);
                 avoid.iter().any(|a| Some(a.node) == ix)
             };
             let others = review.candidates.iter().filter(|c| !out_of(&c.node));
@@ -321,8 +329,8 @@ impl Policy {
         trial.question = question;
         trial.asked = Some(choice.node);
         trial.heard = now.mono;
-        self.out.push(Action::Control {
-            node: self.cluster.node(choice.node).id.clone(),
+        self.life.out.push(Action::Control {
+            node: self.life.cluster.node(choice.node).id.clone(),
             request: ControlRequest::Verify {
                 question,
                 execution: id,
@@ -337,8 +345,8 @@ impl Policy {
     /// True if another node may keep the contract and soon have a spare slot. It counts as present
     /// while it is probed or renews its proof.
     fn could_be_asked(&self, out_of_question: &[Avoided]) -> bool {
-        let now = self.now;
-        self.cluster.nodes().any(|(ix, node)| {
+        let now = self.life.now;
+        self.life.cluster.nodes().any(|(ix, node)| {
             let standing = node.descriptor.as_ref().is_some_and(|d| {
                 let trust = &node.trust;
                 let standing = trust.standing(d, Contract::Bitwise, HOST, now.wall);
@@ -356,8 +364,8 @@ impl Policy {
     }
 
     fn nobody_to_ask(&mut self, id: ExecutionId, soon: bool, why: &str) {
-        let now = self.now;
-        let retry = self.config.verify_retry_ms;
+        let now = self.life.now;
+        let retry = self.life.config.verify_retry_ms;
         let Some(check) = self.checks.get_mut(&id) else {
             return;
         };
@@ -366,7 +374,7 @@ impl Policy {
         };
         let (from, to) = claim.ends();
         check.retry_at = now.mono.plus(retry);
-        let name = |ix: NodeIx| self.cluster.node(ix).id.clone();
+        let name = |ix: NodeIx| self.life.cluster.node(ix).id.clone();
         let Some((verifier, _)) = check.trial.as_ref().and_then(|t| t.other.clone()) else {
             check.note = Some(format!(
                 "boundaries {from} to {to} are to be computed once more, and no other node is free for that ({why})"
@@ -383,11 +391,13 @@ impl Policy {
             return;
         }
         trial.proofs_since = Some(now.wall);
-        self.out.extend(both.into_iter().map(|ix| Action::Control {
-            node: name(ix),
-            request: ControlRequest::Prove,
-            ticket: None,
-        }));
+        self.life
+            .out
+            .extend(both.into_iter().map(|ix| Action::Control {
+                node: name(ix),
+                request: ControlRequest::Prove,
+                ticket: None,
+            }));
     }
 
     /// For people: how far verification has come.
@@ -402,14 +412,16 @@ impl Policy {
         {
             let (from, to) = claim.ends();
             let both = claim.node.into_iter().chain([*verifier]);
-            let names: Vec<_> = both.map(|ix| self.cluster.node(ix).id.as_str()).collect();
+            let names: Vec<_> = both
+                .map(|ix| self.life.cluster.node(ix).id.as_str())
+                .collect();
             let names = names.join(" and ");
             words += &format!("; {names} disagree on boundaries {from} to {to}");
         }
         if let Some(asked) = check.trial.as_ref().and_then(|t| t.asked) {
             words += &format!(
                 "; {} computes a part once more",
-                self.cluster.node(asked).id
+                self.life.cluster.node(asked).id
             );
         } else if let Some(note) = &check.note {
             words += &format!("; {note}");

@@ -64,12 +64,13 @@ struct Holdings<'a> {
 impl Holdings<'_> {
     fn held(&self, tenant: TenantIx) -> f64 {
         let coming = self.changes.iter().filter(|(t, _)| *t == tenant);
-        f64::from(self.policy.cluster.tenants.held(tenant)) + coming.map(|(_, n)| n).sum::<f64>()
+        f64::from(self.policy.life.cluster.tenants.held(tenant))
+            + coming.map(|(_, n)| n).sum::<f64>()
     }
 
     fn fair(&self, tenant: TenantIx) -> f64 {
-        let waits = |ix| self.policy.waiting.of_tenant(ix) > 0;
-        self.policy.cluster.tenants.fair(tenant, waits)
+        let waits = |ix| self.policy.life.waiting.of_tenant(ix) > 0;
+        self.policy.life.cluster.tenants.fair(tenant, waits)
     }
 
     /// True if one more execution stays within the tenant's share.
@@ -86,7 +87,7 @@ impl Holdings<'_> {
 impl Policy {
     /// Running executions that may be moved and have run for long enough, a window at a time.
     pub(super) fn victims(&mut self) -> Vec<Victim> {
-        let nodes = self.cluster.keys();
+        let nodes = self.life.cluster.keys();
         let next = |ix: &NodeIx| Some(*ix) > self.share.window;
         let first = nodes.iter().position(next).unwrap_or(0);
         let (before, after) = nodes.split_at(first);
@@ -96,7 +97,7 @@ impl Policy {
             if looked >= WINDOW {
                 break;
             }
-            let node = self.cluster.node(ix);
+            let node = self.life.cluster.node(ix);
             looked += node.holds.len();
             if looked >= WINDOW {
                 self.share.window = Some(ix);
@@ -110,8 +111,8 @@ impl Policy {
     }
 
     fn victim(&self, id: ExecutionId, node: NodeIx) -> Option<Victim> {
-        let now = self.now;
-        let e = self.cluster.execution(id)?;
+        let now = self.life.now;
+        let e = self.life.cluster.execution(id)?;
         let free = matches!(e.stage, Stage::Started(..))
             && !e.is_appending()
             && e.order().is_none()
@@ -120,16 +121,16 @@ impl Policy {
         if !free {
             return None;
         }
-        let profile = self.cluster.profiles.get(e.profile)?;
+        let profile = self.life.cluster.profiles.get(e.profile)?;
         let rhythm = self.share.rhythms.get(&id);
         let regret = Regret::of(e, rhythm, &self.share.take_up, now.mono);
         let runs_ms = now.mono.since(e.since);
-        let residency = match self.config.discipline {
-            Discipline::Shared => residency_ms(&self.config, regret.move_ms),
-            _ => self.config.preempt_residency_ms,
+        let residency = match self.life.config.discipline {
+            Discipline::Shared => residency_ms(&self.life.config, regret.move_ms),
+            _ => self.life.config.preempt_residency_ms,
         };
-        let tenant = match self.config.discipline {
-            Discipline::Shared => self.cluster.tenants.find(&e.tenant)?,
+        let tenant = match self.life.config.discipline {
+            Discipline::Shared => self.life.cluster.tenants.find(&e.tenant)?,
             _ => TenantIx(0),
         };
         (runs_ms >= residency).then(|| Victim {
@@ -137,9 +138,9 @@ impl Policy {
             node,
             claim: e.claim,
             tenant,
-            priority: order::priority(&self.config, profile),
-            deadline: order::deadline(&self.config, profile, e.submitted_at),
-            level: order::level(&self.config, profile, e.attained_ms(now.mono)),
+            priority: order::priority(&self.life.config, profile),
+            deadline: order::deadline(&self.life.config, profile, e.submitted_at),
+            level: order::level(&self.life.config, profile, e.attained_ms(now.mono)),
             slack_ms: self.slack_ms(profile, e),
             runs_ms,
             regret,
@@ -148,13 +149,13 @@ impl Policy {
 
     /// The rule by which a running execution yields to a waiting one, if any.
     fn rule(&self, holdings: &Holdings<'_>, c: &Contender, v: &Victim) -> Option<Rule> {
-        let now = self.now;
-        let slice = self.config.slice_ms;
-        let discipline = self.config.discipline;
-        if self.config.preempt && c.priority > v.priority {
+        let now = self.life.now;
+        let slice = self.life.config.slice_ms;
+        let discipline = self.life.config.discipline;
+        if self.life.config.preempt && c.priority > v.priority {
             return Some(Rule::Priority);
         }
-        let shared = discipline == Discipline::Shared && self.config.preempt;
+        let shared = discipline == Discipline::Shared && self.life.config.preempt;
         if shared && c.priority >= v.priority {
             let rest = i64::try_from(c.rest_ms).unwrap_or(i64::MAX);
             let margin = i64::try_from(slice).unwrap_or(i64::MAX);
@@ -181,9 +182,9 @@ impl Policy {
         // time. Otherwise many long executions would swap places with every slice.
         let ahead = (c.deadline, c.level) < (v.deadline, v.level);
         let first = c.priority >= v.priority && ahead
-            || c.effective > v.priority && v.runs_ms >= self.config.ageing_ms;
+            || c.effective > v.priority && v.runs_ms >= self.life.config.ageing_ms;
         let fair = c.tenant == v.tenant || holdings.may_have(c.tenant);
-        (self.config.slicing && crowded && v.runs_ms >= slice && first && fair)
+        (self.life.config.slicing && crowded && v.runs_ms >= slice && first && fair)
             .then_some(Rule::TimeSlice)
     }
 
@@ -193,17 +194,17 @@ impl Policy {
         contender: &Contender,
         victims: &[Victim],
     ) -> Option<Chosen> {
-        let now = self.now;
-        let e = self.cluster.execution(contender.id)?;
+        let now = self.life.now;
+        let e = self.life.cluster.execution(contender.id)?;
         let (profile, here) = (e.profile, e.stage.node());
         let nodes = victims.iter().map(|v| v.node);
-        let (rankings, cluster) = (&mut self.rankings, &self.cluster);
-        let could = placement::could_be(rankings, cluster, &self.config, now, profile, nodes);
+        let (rankings, cluster) = (&mut self.life.rankings, &self.life.cluster);
+        let could = placement::could_be(rankings, cluster, &self.life.config, now, profile, nodes);
         let mut changes = Vec::new();
         for (by, (victim, _)) in &self.share.asking {
             let tenant = |id| {
-                let e = self.cluster.execution(id)?;
-                self.cluster.tenants.find(&e.tenant)
+                let e = self.life.cluster.execution(id)?;
+                self.life.cluster.tenants.find(&e.tenant)
             };
             changes.extend(tenant(*by).map(|t| (t, 1.0)));
             changes.extend(tenant(*victim).map(|t| (t, -1.0)));
@@ -253,8 +254,8 @@ impl Policy {
         (node, claim): (NodeIx, Claim),
         kept: &Option<Arc<KeptPlaces>>,
     ) -> bool {
-        let now = self.now;
-        let Some(e) = self.cluster.execution(id) else {
+        let now = self.life.now;
+        let Some(e) = self.life.cluster.execution(id) else {
             return false;
         };
         if e.stage.node() == Some(node) && self.goes_on_here(id, Some(claim), kept) {
@@ -267,7 +268,7 @@ impl Policy {
             kept: kept.as_deref(),
             ..Ask::new(e.profile, e.left())
         };
-        placement::would_do(&self.cluster, &self.config, now, &ask, node)
+        placement::would_do(&self.life.cluster, &self.life.config, now, &ask, node)
     }
 
     /// The reason in words.
@@ -286,10 +287,10 @@ impl Policy {
             Rule::FairShare => format!(
                 "{} waits, whose tenant {} holds {} places, and this one's tenant {} holds {}",
                 c.id,
-                self.cluster.tenants.name(c.tenant),
-                self.cluster.tenants.held(c.tenant),
-                self.cluster.tenants.name(v.tenant),
-                self.cluster.tenants.held(v.tenant)
+                self.life.cluster.tenants.name(c.tenant),
+                self.life.cluster.tenants.held(c.tenant),
+                self.life.cluster.tenants.name(v.tenant),
+                self.life.cluster.tenants.held(v.tenant)
             ),
             Rule::TimeSlice => format!(
                 "{} waits at service level {} and priority {}, and this one has run here for {} \

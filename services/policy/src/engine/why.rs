@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use fiec_schemas::duty::{Actor, Duty};
-use fiec_schemas::hardware::RunningProgress;
 use fiec_schemas::messages::{InForce, NodeStatus, Place, Viability, Why};
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::substrate::HOST;
@@ -13,20 +12,37 @@ use super::Policy;
 use super::refusal::UnknownNode;
 use super::trust::standings;
 use crate::cluster::{NodeIx, Presence, Stage};
+use crate::lifecycle::Lifecycle;
 use crate::placement::{self, Ask, Leaving, Operators};
 use crate::places::Judged;
 use crate::profile::ProfileIx;
 use crate::time::Now;
 
+impl Lifecycle {
+    /// The error for a node that has not joined, with the names of those that have.
+    pub(super) fn no_such(&self, name: &NodeId) -> UnknownNode {
+        let joined = self.cluster.nodes().map(|(_, node)| node);
+        let joined = joined.filter(|node| node.descriptor.is_some());
+        UnknownNode::new(name.clone(), joined.map(|node| node.id.clone()).collect())
+    }
+
+    /// True for a joined node.
+    pub fn has_node(&self, node: &NodeId) -> bool {
+        self.cluster
+            .find(node)
+            .is_some_and(|ix| self.cluster.node(ix).descriptor.is_some())
+    }
+}
+
 impl Policy {
     /// Explains the place of a live execution.
     pub fn why(&self, now: Now, id: ExecutionId) -> Option<Why> {
-        let e = self.cluster.execution(id)?;
-        let name = |ix: NodeIx| &self.cluster.node(ix).id;
+        let e = self.life.cluster.execution(id)?;
+        let name = |ix: NodeIx| &self.life.cluster.node(ix).id;
         let on = |ix: NodeIx| match e.device() {
             None => name(ix).to_string(),
             device => {
-                let node = self.cluster.node(ix);
+                let node = self.life.cluster.node(ix);
                 format!("{} ({})", node.id, node.devices.id_of(device))
             }
         };
@@ -89,11 +105,12 @@ impl Policy {
             execution: id,
             change,
         });
-        let mut review = placement::review(&self.cluster, &self.config, now, &ask, operators);
+        let mut review =
+            placement::review(&self.life.cluster, &self.life.config, now, &ask, operators);
         if let Some(here) = here {
             // For its own place, only the pressure there counts.
-            let node = self.cluster.node(here);
-            let profile = self.cluster.profiles.get(e.profile);
+            let node = self.life.cluster.node(here);
+            let profile = self.life.cluster.profiles.get(e.profile);
             let judged = node.judged(profile, e.device());
             let device = judged.device.unwrap_or(HOST);
             let is_here = |c: &&mut Candidate| {
@@ -134,7 +151,13 @@ impl Policy {
             phase: phase_of(e.stage),
             place: here.map(|ix| Place {
                 node: name(ix).clone(),
-                substrate: self.cluster.node(ix).devices.id_of(e.device()).to_owned(),
+                substrate: self
+                    .life
+                    .cluster
+                    .node(ix)
+                    .devices
+                    .id_of(e.device())
+                    .to_owned(),
                 epoch: e.epoch,
                 from: None,
             }),
@@ -153,7 +176,7 @@ impl Policy {
     /// The duty on an execution whose state arrives at its node.
     fn duty_of_holder(&self, now: Now, id: ExecutionId, ix: NodeIx) -> Option<Duty> {
         let duty = self.standing(now, id)?.duty(now.wall);
-        let node = Some(self.cluster.node(ix).id.clone());
+        let node = Some(self.life.cluster.node(ix).id.clone());
         let node = node.filter(|_| duty.who == Actor::Worker);
         Some(Duty { node, ..duty })
     }
@@ -165,10 +188,13 @@ impl Policy {
 
     /// The thresholds that apply to an execution in its place.
     fn in_force(&self, id: ExecutionId, ix: NodeIx) -> Vec<InForce> {
-        let Some(e) = self.cluster.execution(id) else {
+        let Some(e) = self.life.cluster.execution(id) else {
             return Vec::new();
         };
-        let (node, profile) = (self.cluster.node(ix), self.cluster.profiles.get(e.profile));
+        let (node, profile) = (
+            self.life.cluster.node(ix),
+            self.life.cluster.profiles.get(e.profile),
+        );
         let own = |signal| profile.is_some_and(|p| p.viability.contains_key(&signal));
         let judged = node.judged(profile, e.device());
         let watched = node.watch(e.profile).into_iter();
@@ -187,8 +213,8 @@ impl Policy {
 
     /// The events that would make an execution leave its place.
     fn would_move(&self, id: ExecutionId, ix: NodeIx, thresholds: &[InForce]) -> Vec<String> {
-        let node = &self.cluster.node(ix).id;
-        if let Some(order) = self.cluster.execution(id).and_then(|e| e.order()) {
+        let node = &self.life.cluster.node(ix).id;
+        if let Some(order) = self.life.cluster.execution(id).and_then(|e| e.order()) {
             let when = if order.taken {
                 "its next boundary"
             } else {
@@ -212,19 +238,12 @@ impl Policy {
         let mut would: Vec<_> = measured.collect();
         would.push(format!(
             "{node} silent for {} ms and not answering",
-            self.config.liveness_ms
+            self.life.config.liveness_ms
         ));
         would.push(format!(
             "an operator: `fiec move {id} --to NODE`, `fiec drain {node}`"
         ));
         would
-    }
-
-    /// The error for a node that has not joined, with the names of those that have.
-    pub(super) fn no_such(&self, name: &NodeId) -> UnknownNode {
-        let joined = self.cluster.nodes().map(|(_, node)| node);
-        let joined = joined.filter(|node| node.descriptor.is_some());
-        UnknownNode::new(name.clone(), joined.map(|node| node.id.clone()).collect())
     }
 
     /// Predicts the effect of a change before it is made, in words.
@@ -238,45 +257,51 @@ impl Policy {
         id: ExecutionId,
         change: &Adjustment,
     ) -> Result<String, String> {
-        self.now = now;
-        let Some(e) = self.cluster.execution(id) else {
+        self.life.now = now;
+        let Some(e) = self.life.cluster.execution(id) else {
             return Ok(String::new());
         };
         let (here, device) = (e.stage.node(), e.device());
-        let Some(mut profile) = self.cluster.profiles.get(e.profile).cloned() else {
+        let Some(mut profile) = self.life.cluster.profiles.get(e.profile).cloned() else {
             return Ok(String::new());
         };
         profile.adjust(change);
         let requires = &profile.requires;
         let stays = here.is_some_and(|ix| {
-            let name = &self.cluster.node(ix).id;
+            let name = &self.life.cluster.node(ix).id;
             (requires.nodes.is_empty() || requires.nodes.contains(name))
                 && !requires.exclude.contains(name)
         });
         let named = change.exclude.iter().chain(&change.nodes).flatten();
-        let unknown: Vec<_> = named.filter(|node| !self.has_node(node)).collect();
+        let unknown: Vec<_> = named.filter(|node| !self.life.has_node(node)).collect();
         if stays || matches!(e.stage, Stage::Paused | Stage::Held | Stage::Verifying) {
             return match unknown.first() {
-                Some(node) => Err(self.no_such(node).to_string()),
+                Some(node) => Err(self.life.no_such(node).to_string()),
                 None => Ok(String::new()),
             };
         }
         let named: Vec<_> = requires
             .nodes
             .iter()
-            .filter(|node| !self.has_node(node))
+            .filter(|node| !self.life.has_node(node))
             .map(|node| format!("{node}: there is no such node"))
             .collect();
         let wanted = requires.nodes.clone();
-        let profile = self.acquire(profile);
+        let profile = self.life.acquire(profile);
         let ask = Ask::new(profile, &[]).leaves(here.map(|ix| Leaving::Place(ix, device)));
         let operators = Operators {
             execution: id,
             change,
         };
-        let review = placement::review(&self.cluster, &self.config, now, &ask, Some(operators));
-        self.cluster.release_profile(profile);
-        let from = here.map(|ix| self.cluster.node(ix).id.to_string());
+        let review = placement::review(
+            &self.life.cluster,
+            &self.life.config,
+            now,
+            &ask,
+            Some(operators),
+        );
+        self.life.cluster.release_profile(profile);
+        let from = here.map(|ix| self.life.cluster.node(ix).id.to_string());
         let best = review
             .candidates
             .iter()
@@ -308,12 +333,13 @@ impl Policy {
 
     /// Every joined node, ordered by name.
     pub fn node_statuses(&self, now: Now) -> Vec<NodeStatus> {
-        self.cluster
+        self.life
+            .cluster
             .nodes()
             .filter_map(|(_, node)| {
                 let descriptor = node.descriptor.as_ref()?;
                 let base = node.base.as_ref();
-                let fresh = node.is_fresh(now.mono, &self.config);
+                let fresh = node.is_fresh(now.mono, &self.life.config);
                 let viability = match node.presence {
                     Presence::Lost { .. } => Viability::Lost,
                     _ if !fresh => Viability::Unknown,
@@ -336,27 +362,11 @@ impl Policy {
 
     /// The joined nodes that count as lost.
     pub fn lost_nodes(&self) -> BTreeSet<NodeId> {
-        let nodes = self.cluster.nodes();
+        let nodes = self.life.cluster.nodes();
         nodes
             .filter(|(_, node)| matches!(node.presence, Presence::Lost { .. }))
             .map(|(_, node)| node.id.clone())
             .collect()
-    }
-
-    /// The last progress that a node reported for a running execution.
-    pub fn progress(&self, id: ExecutionId) -> Option<RunningProgress> {
-        let Stage::Started(ix, _) = self.cluster.execution(id)?.stage else {
-            return None;
-        };
-        let vector = self.cluster.node(ix).vector.as_ref()?;
-        vector.running.iter().find(|r| r.execution == id).cloned()
-    }
-
-    /// True for a joined node.
-    pub fn has_node(&self, node: &NodeId) -> bool {
-        self.cluster
-            .find(node)
-            .is_some_and(|ix| self.cluster.node(ix).descriptor.is_some())
     }
 }
 

@@ -226,7 +226,7 @@ impl Cast {
             Step::End(_) => {}
             Step::Complete(n, times) => {
                 let now = self.now().mono;
-                let cluster = &mut self.policy.cluster;
+                let cluster = &mut self.policy.life.cluster;
                 if let Some(ix) = cluster.find(&name(n)) {
                     let speed = &mut cluster.node_mut(ix).speed;
                     (0..times).for_each(|_| speed.completed(now, 2_000));
@@ -241,8 +241,8 @@ impl Cast {
 
     fn descriptor(&self, n: u32) -> Option<NodeDescriptor> {
         let name = NodeId::new(format!("n{:02}", (n * 7) % NODES)).unwrap();
-        let ix = self.policy.cluster.find(&name)?;
-        self.policy.cluster.node(ix).descriptor.as_deref().cloned()
+        let ix = self.policy.life.cluster.find(&name)?;
+        self.policy.life.cluster.node(ix).descriptor.as_deref().cloned()
     }
 
     /// Compares the ranking's choice with a scan of all places.
@@ -251,7 +251,7 @@ impl Cast {
             return Ok(None);
         }
         let now = self.now();
-        let (cluster, config) = (&self.policy.cluster, &Config::default());
+        let (cluster, config) = (&self.policy.life.cluster, &Config::default());
         let Some(e) = cluster.execution(self.live[wish.who % self.live.len()]) else {
             return Ok(None);
         };
@@ -284,7 +284,7 @@ impl Cast {
         {
             ask.counted = Some((ix, e.claim));
         }
-        let rankings = &mut self.policy.rankings;
+        let rankings = &mut self.policy.life.rankings;
         let found = choose(rankings, cluster, config, now, &ask);
         let wanted = look_at_all(cluster, config, now, &ask);
         let facts = |c: &Option<Choice>| c.as_ref().map(|c| (c.node, c.device, c.decision.clone()));

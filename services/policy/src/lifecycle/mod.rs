@@ -1,0 +1,87 @@
+//! The life cycle of executions on nodes: the cluster as it is known, and what changes it.
+
+use fiec_schemas::{ExecutionId, InstanceId, Tenant};
+
+use crate::Action;
+use crate::cluster::Cluster;
+use crate::config::Config;
+use crate::placement::Rankings;
+use crate::replicas::Replicas;
+use crate::share::queue::Waiting;
+use crate::strangers::Strangers;
+use crate::time::{Millis, Now};
+
+/// The cluster as it is known, and the step that is made now.
+#[derive(Debug)]
+pub(crate) struct Lifecycle {
+    pub(crate) config: Config,
+    /// Time of the present step.
+    pub(crate) now: Now,
+    /// Actions of the present step.
+    pub(crate) out: Vec<Action>,
+    /// Nodes and executions.
+    pub(crate) cluster: Cluster,
+    /// The nodes in order of score, for each profile.
+    pub(crate) rankings: Rankings,
+    pub(crate) replicas: Replicas,
+    /// Executions that must be bound, in queue order.
+    pub(crate) waiting: Waiting,
+    /// A change may have freed a place for a waiting execution.
+    pub(crate) dirty: bool,
+    pub(crate) connected: bool,
+    pub(crate) loaded: bool,
+    /// The policy binds nothing before this moment: holders append what the broker has lost.
+    pub(crate) heal_until: Millis,
+    pub(crate) last_tick: Option<Millis>,
+    /// Time of the last review of absent nodes.
+    pub(crate) absent_looked: Millis,
+    pub(crate) completions: u64,
+    /// Vectors from names that have not joined.
+    pub(crate) strangers: Strangers,
+}
+
+impl Lifecycle {
+    /// Nothing is known yet. `own` is this replica's id.
+    pub fn new(config: Config, own: InstanceId) -> Self {
+        let mut cluster = Cluster::default();
+        cluster.tenants.set_half_life(config.half_life_ms);
+        Self {
+            config,
+            now: Now::default(),
+            out: Vec::new(),
+            cluster,
+            rankings: Rankings::default(),
+            replicas: Replicas::new(own),
+            waiting: Waiting::default(),
+            dirty: false,
+            connected: true,
+            loaded: false,
+            heal_until: Millis(0),
+            last_tick: None,
+            absent_looked: Millis(0),
+            completions: 0,
+            strangers: Strangers::default(),
+        }
+    }
+
+    /// Advances the state that depends on the time.
+    pub(crate) fn pass(&mut self, now: Now) {
+        self.now = now;
+        self.cluster.tenants.pass(now.mono);
+    }
+
+    /// True if this replica is preferred for the execution.
+    pub(crate) fn is_mine(&self, id: ExecutionId) -> bool {
+        self.replicas.prefers_self(id.0.as_bytes())
+    }
+
+    /// True for a known, live execution.
+    pub(crate) fn knows(&self, id: ExecutionId) -> bool {
+        self.cluster.execution(id).is_some()
+    }
+
+    /// The tenant of a live execution.
+    pub(crate) fn tenant(&self, id: ExecutionId) -> Option<Tenant> {
+        self.cluster.execution(id).map(|e| e.tenant.clone())
+    }
+}
