@@ -22,6 +22,8 @@ mod score;
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
+
 use fiec_schemas::limits::CANDIDATES_LIMIT;
 use fiec_schemas::substrate::HOST;
 use fiec_schemas::{Candidate, Decision, Timestamp};
@@ -31,7 +33,7 @@ pub(crate) use self::filters::{free_bytes, offered_memory};
 pub use self::ranking::Rankings;
 use self::ranking::{Key, Rank, Ranking};
 pub(crate) use self::reason::{NAMES, Operators};
-use crate::cluster::{Cluster, NodeIx, Presence};
+use crate::cluster::{Cluster, Execution, NodeIx, Presence};
 use crate::config::Config;
 use crate::execution::Avoided;
 use crate::holds::room::KeptPlaces;
@@ -49,22 +51,22 @@ pub enum Leaving {
 }
 
 /// A question to placement.
-#[derive(Debug, Clone, Copy)]
-pub struct Ask<'a> {
+#[derive(Debug, Clone)]
+pub struct Ask {
     /// The execution's profile.
     pub profile: ProfileIx,
     /// Nodes that it left because of pressure.
-    pub left: &'a [(NodeIx, Timestamp)],
+    pub left: Vec<(NodeIx, Timestamp)>,
     /// The node or place that it must leave.
     pub leaving: Option<Leaving>,
     /// Nodes to avoid for a while.
-    pub avoid: &'a [Avoided],
+    pub avoid: Vec<Avoided>,
     /// Nodes with other executions under which workers end, too.
-    pub apart: &'a [NodeIx],
+    pub apart: Vec<NodeIx>,
     /// The only allowed node.
     pub only: Option<NodeIx>,
     /// Places that are reserved for others.
-    pub kept: Option<&'a KeptPlaces>,
+    pub kept: Option<Arc<KeptPlaces>>,
     /// True if a free slot is required, not a place in a node's queue.
     pub free_slot: bool,
     /// The node whose counts include the execution already, and its claim there that is not
@@ -74,15 +76,24 @@ pub struct Ask<'a> {
     pub takes_suspects: bool,
 }
 
-impl<'a> Ask<'a> {
+impl Ask {
+    /// A question for an execution with its own history.
+    pub fn of(e: &Execution) -> Self {
+        Self {
+            left: e.left().to_vec(),
+            avoid: e.avoided().to_vec(),
+            ..Self::new(e.profile)
+        }
+    }
+
     /// A question with no other restriction.
-    pub fn new(profile: ProfileIx, left: &'a [(NodeIx, Timestamp)]) -> Self {
+    pub fn new(profile: ProfileIx) -> Self {
         Self {
             profile,
-            left,
+            left: Vec::new(),
             leaving: None,
-            avoid: &[],
-            apart: &[],
+            avoid: Vec::new(),
+            apart: Vec::new(),
             only: None,
             kept: None,
             free_slot: false,
@@ -144,11 +155,11 @@ struct Search<'a, 'b> {
     prefers: bool,
     config: &'b Config,
     now: Now,
-    ask: &'b Ask<'b>,
+    ask: &'b Ask,
 }
 
 impl<'a, 'b> Search<'a, 'b> {
-    fn new(cluster: &'a Cluster, config: &'b Config, now: Now, ask: &'b Ask<'b>) -> Option<Self> {
+    fn new(cluster: &'a Cluster, config: &'b Config, now: Now, ask: &'b Ask) -> Option<Self> {
         let profile = cluster.profiles.get(ask.profile)?;
         Some(Self {
             cluster,
@@ -223,9 +234,9 @@ pub fn choose(
     cluster: &Cluster,
     config: &Config,
     now: Now,
-    ask: &Ask<'_>,
+    ask: &Ask,
 ) -> Option<Choice> {
-    let plain = Ask::new(ask.profile, &[]);
+    let plain = Ask::new(ask.profile);
     let anybody = Search::new(cluster, config, now, &plain)?;
     let search = Search { ask, ..anybody };
     let ranking = rankings.of(&anybody);
@@ -266,18 +277,18 @@ pub fn choose_for_operator(
     cluster: &Cluster,
     config: &Config,
     now: Now,
-    ask: &Ask<'_>,
+    ask: &Ask,
 ) -> Option<Choice> {
     let viable = choose(rankings, cluster, config, now, ask);
     viable.or_else(|| {
-        let ask = Ask {
+        let mut ask = Ask {
             takes_suspects: true,
-            ..*ask
+            ..ask.clone()
         };
         let does = |ix: &NodeIx| would_do(cluster, config, now, &ask, *ix);
         let mut nodes = cluster.nodes().map(|(ix, _)| ix);
-        let only = Some(ask.only.or_else(|| nodes.find(does))?);
-        choose(rankings, cluster, config, now, &Ask { only, ..ask })
+        ask.only = Some(ask.only.or_else(|| nodes.find(does))?);
+        choose(rankings, cluster, config, now, &ask)
     })
 }
 
@@ -291,7 +302,7 @@ pub fn could_be(
     profile: ProfileIx,
     nodes: impl Iterator<Item = NodeIx>,
 ) -> Vec<bool> {
-    let plain = Ask::new(profile, &[]);
+    let plain = Ask::new(profile);
     let Some(anybody) = Search::new(cluster, config, now, &plain) else {
         return nodes.map(|_| false).collect();
     };
@@ -300,7 +311,7 @@ pub fn could_be(
 }
 
 /// True if a place of this node passes the filters. It costs no more than the filters.
-pub fn would_do(cluster: &Cluster, config: &Config, now: Now, ask: &Ask<'_>, node: NodeIx) -> bool {
+pub fn would_do(cluster: &Cluster, config: &Config, now: Now, ask: &Ask, node: NodeIx) -> bool {
     let search = Search::new(cluster, config, now, ask);
     let does = |place: View<'_, '_>| reasons(&place).next().is_none();
     search.is_some_and(|search| search.places(node).any(does))
@@ -343,7 +354,7 @@ pub fn would_take_with_room(
     now: Now,
     profile: ProfileIx,
 ) -> bool {
-    let plain = Ask::new(profile, &[]);
+    let plain = Ask::new(profile);
     let Some(anybody) = Search::new(cluster, config, now, &plain) else {
         return false;
     };
@@ -362,7 +373,7 @@ pub fn but_for_room(
     now: Now,
     profile: ProfileIx,
 ) -> Vec<(NodeIx, Option<DeviceIx>)> {
-    let plain = Ask::new(profile, &[]);
+    let plain = Ask::new(profile);
     let Some(anybody) = Search::new(cluster, config, now, &plain) else {
         return Vec::new();
     };
@@ -385,7 +396,7 @@ pub fn preference(
     profile: ProfileIx,
     (node, device): (NodeIx, Option<DeviceIx>),
 ) -> Option<f64> {
-    let ask = Ask::new(profile, &[]);
+    let ask = Ask::new(profile);
     let search = Search::new(cluster, config, now, &ask)?;
     Some(score::met(&search.view(node, device)))
 }
@@ -416,7 +427,7 @@ pub fn review(
     cluster: &Cluster,
     config: &Config,
     now: Now,
-    ask: &Ask<'_>,
+    ask: &Ask,
     operators: Option<Operators<'_>>,
 ) -> Review {
     let Some(search) = Search::new(cluster, config, now, ask) else {

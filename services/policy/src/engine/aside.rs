@@ -21,7 +21,7 @@ use super::Policy;
 use super::bind::Placed;
 use crate::cluster::{Execution, NodeIx, Order, Presence, Stage, Wanted};
 use crate::holds::room::KeptPlaces;
-use crate::placement::{self, Ask, Leaving};
+use crate::placement::{Ask, Leaving};
 use crate::places::Claim;
 use crate::share::pause::{self, Kept, seconds};
 use crate::share::regret;
@@ -93,7 +93,7 @@ impl Policy {
 
     /// What its pause would keep. None if the execution cannot park.
     fn kept_of(&self, gives: GivesWay) -> Option<Kept> {
-        let now = self.life.now;
+        let _now = self.life.now;
         if self.memory_presses(gives.node) {
             return None;
         }
@@ -109,10 +109,9 @@ impl Policy {
         // It may need the device as well.
         let ask = Ask {
             counted: Some((gives.node, Claim::Host)),
-            avoid: to.avoided(),
-            ..Ask::new(profile, to.left())
+            ..Ask::of(to)
         };
-        if !placement::would_do(&self.life.cluster, &self.life.config, now, &ask, gives.node) {
+        if !self.life.would_do(&ask, gives.node) {
             pause.device = None;
         }
         Some(pause::choose(&pause))
@@ -224,15 +223,12 @@ impl Policy {
             return Placed::NoRoom;
         }
         let ask = Ask {
-            avoid: e.avoided(),
             leaving: Some(Leaving::Place(ix, e.device())),
             free_slot: true,
-            kept: kept.as_deref(),
-            ..Ask::new(e.profile, e.left())
+            kept,
+            ..Ask::of(e)
         };
-        let (rankings, cluster) = (&mut self.life.rankings, &self.life.cluster);
-        let Some(choice) = placement::choose(rankings, cluster, &self.life.config, now, &ask)
-        else {
+        let Some(choice) = self.life.choose(&ask) else {
             return Placed::NoRoom;
         };
         if self.life.defers(id, self.life.config.order_grace_ms) {

@@ -9,7 +9,7 @@ use super::{Action, Policy, Ticket};
 use crate::cluster::{Attained, Execution, NodeIx, Presence, Stage};
 use crate::holds::HoldSpec;
 use crate::lifecycle::Lifecycle;
-use crate::placement::{self, Ask, Choice, Leaving};
+use crate::placement::{Ask, Choice, Leaving};
 use crate::places::Claim;
 use crate::profile::ProfileIx;
 use crate::time::{Millis, Now};
@@ -129,13 +129,6 @@ impl Lifecycle {
         Some((event, instance))
     }
 
-    /// True if only its capacity keeps a node from taking the profile.
-    pub(super) fn is_only_full(&mut self, profile: ProfileIx) -> bool {
-        let now = self.now;
-        let (cluster, config) = (&self.cluster, &self.config);
-        placement::would_take_with_room(&mut self.rankings, cluster, config, now, profile)
-    }
-
     /// Time at which the first avoided node may be tried again; 0 if none is avoided.
     pub(super) fn next_chance(&self, id: ExecutionId) -> Millis {
         let now = self.now;
@@ -236,16 +229,10 @@ impl Policy {
         }
         let kept = self.kept_from_new(id, tenant, profile, submitted_at);
         let ask = Ask {
-            kept: kept.as_deref(),
-            ..Ask::new(profile, &[])
+            kept,
+            ..Ask::new(profile)
         };
-        let choice = placement::choose(
-            &mut self.life.rankings,
-            &self.life.cluster,
-            &self.life.config,
-            now,
-            &ask,
-        );
+        let choice = self.life.choose(&ask);
         // A held submission is invisible. Executions for devices are appended at once, so that
         // preemption can see them.
         let profile_of = self.life.cluster.profiles.get(profile);
@@ -346,24 +333,17 @@ impl Policy {
         let lost = matches!(cause, Cause::Lost { .. } | Cause::Orphaned { .. });
         let kept = self.kept_from(id);
         let mut ask = Ask {
-            avoid: e.avoided(),
-            apart: &apart,
-            kept: kept.as_deref(),
+            apart,
+            kept,
             free_slot: matches!(cause, Cause::Balance),
-            ..Ask::new(e.profile, e.left())
+            ..Ask::of(e)
         };
         match leaving {
             Some(node) if lost => ask.counted = Some((node, e.claim)),
             Some(node) => ask = ask.leaves(Some(leaves(e, node, &cause))),
             None => {}
         }
-        let Some(choice) = placement::choose(
-            &mut self.life.rankings,
-            &self.life.cluster,
-            &self.life.config,
-            now,
-            &ask,
-        ) else {
+        let Some(choice) = self.life.choose(&ask) else {
             return Placed::NoRoom;
         };
         if self.life.defers(id, self.life.config.grace_ms) {

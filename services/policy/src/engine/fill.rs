@@ -11,7 +11,7 @@ use super::bind::Placed;
 use super::{Policy, aside};
 use crate::cluster::{Execution, Stage};
 use crate::lifecycle::Lifecycle;
-use crate::placement::{self, Ask};
+use crate::placement::Ask;
 use crate::profile::ProfileIx;
 use crate::share::order::{self, Discipline};
 use crate::share::queue::{Cursor, LaneKey, Sweep, Waiter};
@@ -131,9 +131,7 @@ impl Lifecycle {
     /// True if an execution of this profile finds a place. The places of an execution with a
     /// history of its own are a subset.
     fn is_open(&mut self, profile: ProfileIx) -> bool {
-        let now = self.now;
-        let (rankings, ask) = (&mut self.rankings, Ask::new(profile, &[]));
-        placement::choose(rankings, &self.cluster, &self.config, now, &ask).is_some()
+        self.choose(&Ask::new(profile)).is_some()
     }
 }
 

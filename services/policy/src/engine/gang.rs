@@ -18,7 +18,7 @@ use super::{Action, Policy};
 use crate::cluster::Stage;
 use crate::holds::GangKey;
 use crate::lifecycle::Lifecycle;
-use crate::placement::{self, Ask};
+use crate::placement::Ask;
 use crate::time::Millis;
 
 /// Key by which replicas agree who places gangs.
@@ -259,15 +259,13 @@ impl Policy {
             let kept = self.kept_from(*id);
             let apart = self.apart_from(now, *id);
             let ask = Ask {
-                avoid: e.avoided(),
-                apart: &apart,
-                kept: kept.as_deref(),
+                apart,
+                kept,
                 // A member in a node's queue would start later than the others.
                 free_slot: true,
-                ..Ask::new(e.profile, e.left())
+                ..Ask::of(e)
             };
-            let (rankings, cluster) = (&mut self.life.rankings, &self.life.cluster);
-            let choice = placement::choose(rankings, cluster, &self.life.config, now, &ask);
+            let choice = self.life.choose(&ask);
             if let Some(choice) = choice {
                 self.append_bound(*id, choice, cause, None);
             }

@@ -12,7 +12,7 @@ use fiec_schemas::spread::PARTS_LIMIT;
 use super::{Action, ControlOutcome, Policy};
 use crate::cluster::Stage;
 use crate::execution::Avoided;
-use crate::placement::{self, Ask};
+use crate::placement::Ask;
 use crate::share::regret::move_ms;
 use crate::spread::{self, Asked, Splittable, Stay};
 use crate::time::Millis;
@@ -198,7 +198,7 @@ impl Policy {
 
     /// True if another waiting execution has a place, or a gang gathers places.
     fn others_wait(&mut self) -> bool {
-        let now = self.life.now;
+        let _now = self.life.now;
         if self.share.fresh {
             return true;
         }
@@ -216,16 +216,15 @@ impl Policy {
         }
         let profiles: Vec<_> = self.life.waiting.profiles().take(PROFILES).collect();
         profiles.into_iter().any(|profile| {
-            let (cluster, config) = (&self.life.cluster, &self.life.config);
-            let ask = Ask::new(profile, &[]);
-            placement::choose(&mut self.life.rankings, cluster, config, now, &ask).is_some()
+            let ask = Ask::new(profile);
+            self.life.choose(&ask).is_some()
         })
     }
 
     /// True if one more execution like this finds a place: on a node without a member, or on any
     /// free device if the members run on devices.
     fn has_room(&mut self, like: ExecutionId, live: &[ExecutionId]) -> bool {
-        let now = self.life.now;
+        let _now = self.life.now;
         let Some(e) = self.life.cluster.execution(like) else {
             return false;
         };
@@ -239,12 +238,11 @@ impl Policy {
             })
             .collect();
         let ask = Ask {
-            avoid: &avoid,
+            avoid,
             free_slot: true,
-            ..Ask::new(e.profile, &[])
+            ..Ask::new(e.profile)
         };
-        let (cluster, config) = (&self.life.cluster, &self.life.config);
-        placement::choose(&mut self.life.rankings, cluster, config, now, &ask).is_some()
+        self.life.choose(&ask).is_some()
     }
 
     /// Handles the answer to an order to split.

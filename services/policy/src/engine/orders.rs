@@ -14,7 +14,7 @@ use super::refusal::YieldRefusal;
 use super::{Action, ControlOutcome, Policy, Ticket};
 use crate::cluster::{NodeIx, Order, Stage, Wanted};
 use crate::lifecycle::Lifecycle;
-use crate::placement::{self, Ask, Choice, Leaving, Operators};
+use crate::placement::{Ask, Choice, Leaving, Operators};
 use crate::places::Claim;
 use crate::time::Millis;
 use crate::watch::Watched;
@@ -220,7 +220,7 @@ impl Lifecycle {
     /// Repeats an order that was accepted long ago without a boundary since. The destination stays
     /// if it is still good, else another one is chosen.
     pub(super) fn repeat_order(&mut self, id: ExecutionId) {
-        let now = self.now;
+        let _now = self.now;
         let Some(e) = self.cluster.execution(id) else {
             return;
         };
@@ -246,17 +246,18 @@ impl Lifecycle {
         };
         let mut ask = Ask {
             only: order.to,
-            ..Ask::new(e.profile, e.left())
+            avoid: Vec::new(),
+            ..Ask::of(e)
         }
         .leaves(Some(leaves(e, from, &order.cause)));
         let choose = match order.cause {
-            Cause::Operator { .. } => placement::choose_for_operator,
-            _ => placement::choose,
+            Cause::Operator { .. } => Self::choose_for_operator,
+            _ => Self::choose,
         };
-        let mut choice = choose(&mut self.rankings, &self.cluster, &self.config, now, &ask);
+        let mut choice = choose(self, &ask);
         if choice.is_none() {
             ask.only = None;
-            choice = choose(&mut self.rankings, &self.cluster, &self.config, now, &ask);
+            choice = choose(self, &ask);
         }
         if let Some(choice) = choice {
             self.order_yield_to(id, choice, order.cause, None);
@@ -295,18 +296,19 @@ impl Lifecycle {
         let ask = Ask {
             leaving: Some(Leaving::Node(from)),
             only,
-            ..Ask::new(e.profile, e.left())
+            avoid: Vec::new(),
+            ..Ask::of(e)
         };
-        let (rankings, cluster) = (&mut self.rankings, &self.cluster);
-        placement::choose_for_operator(rankings, cluster, &self.config, now, &ask)
+        self.choose_for_operator(&ask)
             .map(|choice| (choice, started))
             .ok_or_else(|| {
-                let change = e.extra.as_ref().and_then(|x| x.adjusted.as_deref());
+                let extra = self.cluster.execution(id).and_then(|e| e.extra.as_ref());
+                let change = extra.and_then(|x| x.adjusted.as_deref());
                 let operators = change.map(|change| Operators {
                     execution: id,
                     change,
                 });
-                let review = placement::review(&self.cluster, &self.config, now, &ask, operators);
+                let review = self.review(now, &ask, operators);
                 let rejected = review.candidates.into_iter();
                 let mut rejected = rejected.map(|c| (c.node, c.rejected));
                 match to {
@@ -399,23 +401,13 @@ impl Policy {
         {
             return Placed::Moot;
         }
-        let ask = Ask {
-            avoid: e.avoided(),
-            ..Ask::new(e.profile, e.left())
-        }
-        .leaves(Some(leaves(e, ix, &cause)));
+        let ask = Ask { ..Ask::of(e) }.leaves(Some(leaves(e, ix, &cause)));
         let ask = Ask {
             // A parked execution has no slot to take with it.
             counted: ask.counted.filter(|_| e.parked().is_none()),
             ..ask
         };
-        let Some(choice) = placement::choose(
-            &mut self.life.rankings,
-            &self.life.cluster,
-            &self.life.config,
-            now,
-            &ask,
-        ) else {
+        let Some(choice) = self.life.choose(&ask) else {
             let note = format!(
                 "it should leave ({}), but no other node can take it",
                 cause.in_words()

@@ -17,7 +17,7 @@ use super::Policy;
 use super::aside::{GivesWay, is_aside};
 use super::victims::{Victim, WINDOW};
 use crate::cluster::Stage;
-use crate::placement::{self, Ask, Leaving};
+use crate::placement::{Ask, Leaving};
 use crate::profile::Profile;
 use crate::share::order::{self, Discipline, NEVER};
 use crate::share::queue::Waiter;
@@ -250,16 +250,11 @@ impl Policy {
             Some(device) if node.held() < node.slots() => Leaving::Place(victim.node, Some(device)),
             _ => Leaving::Node(victim.node),
         };
-        let elsewhere = self.life.cluster.execution(victim.id).and_then(|e| {
-            let ask = Ask {
-                avoid: e.avoided(),
-                kept: kept.as_deref(),
-                ..Ask::new(e.profile, e.left())
-            }
-            .leaves(Some(leaving));
-            let (cluster, config) = (&self.life.cluster, &self.life.config);
-            placement::choose(&mut self.life.rankings, cluster, config, now, &ask)
+        let ask = self.life.cluster.execution(victim.id).map(|e| {
+            let ask = Ask { kept, ..Ask::of(e) };
+            ask.leaves(Some(leaving))
         });
+        let elsewhere = ask.and_then(|ask| self.life.choose(&ask));
         match elsewhere {
             Some(choice) => self.life.order_yield_to(victim.id, choice, cause, None),
             None => {

@@ -12,7 +12,7 @@ use super::Policy;
 use super::bind::Placed;
 use crate::cluster::{Execution, NodeIx, Order, Presence, Stage, Wanted};
 use crate::lifecycle::Lifecycle;
-use crate::placement::{self, Ask, Leaving};
+use crate::placement::{Ask, Leaving};
 use crate::places::Claim;
 use crate::realloc::unviable::{self, Answer, Pressure};
 use crate::share::order;
@@ -393,23 +393,17 @@ impl Policy {
 
     /// True if a node has what an execution asks for, not counting the execution itself.
     fn would_fit(&mut self, id: ExecutionId, ix: NodeIx) -> bool {
-        let now = self.life.now;
+        let _now = self.life.now;
         let Some(e) = self.life.cluster.execution(id) else {
             return false;
         };
         let ask = Ask {
             only: Some(ix),
             counted: Some((ix, e.takes())),
-            ..Ask::new(e.profile, e.left())
+            avoid: Vec::new(),
+            ..Ask::of(e)
         };
-        placement::choose(
-            &mut self.life.rankings,
-            &self.life.cluster,
-            &self.life.config,
-            now,
-            &ask,
-        )
-        .is_some()
+        self.life.choose(&ask).is_some()
     }
 
     fn has_device(&self, ix: NodeIx, claim: Claim) -> bool {
@@ -422,7 +416,7 @@ impl Policy {
 
     /// Resumes a parked execution on another node with a free slot; σ is committed.
     fn move_parked(&mut self, id: ExecutionId, ix: NodeIx, why: Option<Cause>) {
-        let now = self.life.now;
+        let _now = self.life.now;
         if self.is_outranked(id) {
             return;
         }
@@ -430,7 +424,6 @@ impl Policy {
             return;
         };
         let ask = Ask {
-            avoid: e.avoided(),
             // If another execution has its device, another device of the same node is as good as
             // another node.
             leaving: Some(match e.device() {
@@ -438,15 +431,9 @@ impl Policy {
                 device => Leaving::Place(ix, device),
             }),
             free_slot: true,
-            ..Ask::new(e.profile, e.left())
+            ..Ask::of(e)
         };
-        let choice = placement::choose(
-            &mut self.life.rankings,
-            &self.life.cluster,
-            &self.life.config,
-            now,
-            &ask,
-        );
+        let choice = self.life.choose(&ask);
         let Some(choice) = choice else { return };
         if self.life.defers(id, self.life.config.order_grace_ms) {
             return;

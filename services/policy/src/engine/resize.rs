@@ -24,7 +24,7 @@ use fiec_schemas::{Cause, ExecutionId, Signal};
 
 use super::Policy;
 use crate::cluster::{NodeIx, Presence};
-use crate::placement::{self, Ask, Choice, Leaving};
+use crate::placement::{Ask, Choice, Leaving};
 use crate::places::{Claim, DeviceIx};
 use crate::profile::ProfileIx;
 use crate::share::regret::{move_ms, residency_ms};
@@ -156,35 +156,22 @@ impl Policy {
 
     /// The best other free device for an execution.
     fn elsewhere(&mut self, holder: &Holder) -> Option<(Choice, DeviceIx)> {
-        let now = self.life.now;
+        let _now = self.life.now;
         let e = self.life.cluster.execution(holder.id)?;
         let ask = Ask {
-            avoid: e.avoided(),
             free_slot: true,
-            ..Ask::new(e.profile, e.left())
+            ..Ask::of(e)
         }
         .leaves(Some(Leaving::Place(holder.node, Some(holder.device))));
-        let choice = placement::choose(
-            &mut self.life.rankings,
-            &self.life.cluster,
-            &self.life.config,
-            now,
-            &ask,
-        )?;
+        let choice = self.life.choose(&ask)?;
         let device = choice.device?;
         Some((choice, device))
     }
 
     fn downgrade_for(&mut self, waits: ProfileIx) {
         let now = self.life.now;
-        let plain = Ask::new(waits, &[]);
-        let placed = placement::choose(
-            &mut self.life.rankings,
-            &self.life.cluster,
-            &self.life.config,
-            now,
-            &plain,
-        );
+        let plain = Ask::new(waits);
+        let placed = self.life.choose(&plain);
         if placed.is_some() {
             // The execution is bound in its turn.
             return;
@@ -193,15 +180,9 @@ impl Policy {
             let ask = Ask {
                 only: Some(holder.node),
                 counted: Some((holder.node, holder.claim)),
-                ..Ask::new(waits, &[])
+                ..Ask::new(waits)
             };
-            let would = placement::choose(
-                &mut self.life.rankings,
-                &self.life.cluster,
-                &self.life.config,
-                now,
-                &ask,
-            );
+            let would = self.life.choose(&ask);
             if would.and_then(|choice| choice.device) != Some(holder.device) {
                 continue;
             }
@@ -248,15 +229,7 @@ impl Policy {
             if since.is_none_or(|since| now.mono.since(*since) < dwell) {
                 continue;
             }
-            let met = |place| {
-                placement::preference(
-                    &self.life.cluster,
-                    &self.life.config,
-                    now,
-                    holder.profile,
-                    place,
-                )
-            };
+            let met = |place| self.life.preference(holder.profile, place);
             let (Some(here), Some(there)) = (
                 met((holder.node, Some(holder.device))),
                 met((choice.node, Some(to))),

@@ -19,7 +19,7 @@ impl Policy {
     /// Fills in the places where the gang could run. None if the empty cluster has no room for all
     /// of it.
     pub(super) fn with_places(&mut self, mut gang: First) -> Option<First> {
-        let now = self.life.now;
+        let _now = self.life.now;
         let mut counts: BTreeMap<ProfileIx, u32> = BTreeMap::new();
         for id in &gang.members {
             let e = self.life.cluster.execution(*id)?;
@@ -27,10 +27,15 @@ impl Policy {
         }
         let mut groups = Vec::with_capacity(counts.len());
         for (profile, count) in counts {
-            let (rankings, cluster) = (&mut self.life.rankings, &self.life.cluster);
-            let places =
-                placement::but_for_room(rankings, cluster, &self.life.config, now, profile);
-            let wants = cluster.profiles.get(profile)?.requires.device.as_ref();
+            let places = self.life.but_for_room(profile);
+            let wants = self
+                .life
+                .cluster
+                .profiles
+                .get(profile)?
+                .requires
+                .device
+                .as_ref();
             groups.push(Group {
                 count,
                 budget: wants.and_then(|d| std::num::NonZeroU64::new(d.share_bytes?)),

@@ -14,7 +14,7 @@ use fiec_schemas::{Contract, Event, EventKind, ExecutionId, NodeId};
 use super::{Action, Policy, Remembered};
 use crate::cluster::{NodeIx, Presence};
 use crate::execution::Avoided;
-use crate::placement::{self, Ask};
+use crate::placement::Ask;
 use crate::time::Millis;
 use crate::trust::Standing;
 use crate::verify::{Check, Named, Recall, Trial, is_drawn};
@@ -285,21 +285,15 @@ impl Policy {
         let mut avoid: Vec<Avoided> = claim.node.into_iter().map(out_of_question).collect();
         avoid.extend(other.map(|(ix, _)| out_of_question(*ix)));
         let ask = Ask {
-            avoid: &avoid,
+            avoid: avoid.clone(),
             free_slot: true,
-            ..Ask::new(e.profile, &[])
+            ..Ask::new(e.profile)
         };
         let tenant = e.tenant.clone();
-        let choice = placement::choose(
-            &mut self.life.rankings,
-            &self.life.cluster,
-            &self.life.config,
-            now,
-            &ask,
-        );
+        let choice = self.life.choose(&ask);
         let Some(choice) = choice else {
             let soon = self.could_be_asked(&avoid);
-            let review = placement::review(&self.life.cluster, &self.life.config, now, &ask, None);
+            let review = self.life.review(now, &ask, None);
             let out_of = |node: &NodeId| {
                 let ix = self.life.cluster.find(node);
                 avoid.iter().any(|a| Some(a.node) == ix)

@@ -15,7 +15,7 @@ use super::Policy;
 use super::preempt::Contender;
 use crate::cluster::{NodeIx, Presence, Stage};
 use crate::holds::room::KeptPlaces;
-use crate::placement::{self, Ask};
+use crate::placement::Ask;
 use crate::places::Claim;
 use crate::share::order::{self, Discipline};
 use crate::share::pause::seconds;
@@ -194,12 +194,11 @@ impl Policy {
         contender: &Contender,
         victims: &[Victim],
     ) -> Option<Chosen> {
-        let now = self.life.now;
+        let _now = self.life.now;
         let e = self.life.cluster.execution(contender.id)?;
         let (profile, here) = (e.profile, e.stage.node());
         let nodes = victims.iter().map(|v| v.node);
-        let (rankings, cluster) = (&mut self.life.rankings, &self.life.cluster);
-        let could = placement::could_be(rankings, cluster, &self.life.config, now, profile, nodes);
+        let could = self.life.could_be(profile, nodes);
         let mut changes = Vec::new();
         for (by, (victim, _)) in &self.share.asking {
             let tenant = |id| {
@@ -254,7 +253,7 @@ impl Policy {
         (node, claim): (NodeIx, Claim),
         kept: &Option<Arc<KeptPlaces>>,
     ) -> bool {
-        let now = self.life.now;
+        let _now = self.life.now;
         let Some(e) = self.life.cluster.execution(id) else {
             return false;
         };
@@ -264,11 +263,10 @@ impl Policy {
         }
         let ask = Ask {
             counted: Some((node, claim)),
-            avoid: e.avoided(),
-            kept: kept.as_deref(),
-            ..Ask::new(e.profile, e.left())
+            kept: kept.clone(),
+            ..Ask::of(e)
         };
-        placement::would_do(&self.life.cluster, &self.life.config, now, &ask, node)
+        self.life.would_do(&ask, node)
     }
 
     /// The reason in words.

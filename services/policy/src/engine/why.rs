@@ -13,7 +13,7 @@ use super::refusal::UnknownNode;
 use super::trust::standings;
 use crate::cluster::{NodeIx, Presence, Stage};
 use crate::lifecycle::Lifecycle;
-use crate::placement::{self, Ask, Leaving, Operators};
+use crate::placement::{Ask, Leaving, Operators};
 use crate::places::Judged;
 use crate::profile::ProfileIx;
 use crate::time::Now;
@@ -95,9 +95,8 @@ impl Policy {
         let here = e.stage.node();
         let apart = self.apart_from(now, id);
         let ask = Ask {
-            avoid: e.avoided(),
-            apart: &apart,
-            ..Ask::new(e.profile, e.left())
+            apart,
+            ..Ask::of(e)
         }
         .leaves(here.map(|node| Leaving::Place(node, e.device())));
         let change = e.extra.as_ref().and_then(|x| x.adjusted.as_deref());
@@ -105,8 +104,7 @@ impl Policy {
             execution: id,
             change,
         });
-        let mut review =
-            placement::review(&self.life.cluster, &self.life.config, now, &ask, operators);
+        let mut review = self.life.review(now, &ask, operators);
         if let Some(here) = here {
             // For its own place, only the pressure there counts.
             let node = self.life.cluster.node(here);
@@ -288,18 +286,12 @@ impl Policy {
             .collect();
         let wanted = requires.nodes.clone();
         let profile = self.life.acquire(profile);
-        let ask = Ask::new(profile, &[]).leaves(here.map(|ix| Leaving::Place(ix, device)));
+        let ask = Ask::new(profile).leaves(here.map(|ix| Leaving::Place(ix, device)));
         let operators = Operators {
             execution: id,
             change,
         };
-        let review = placement::review(
-            &self.life.cluster,
-            &self.life.config,
-            now,
-            &ask,
-            Some(operators),
-        );
+        let review = self.life.review(now, &ask, Some(operators));
         self.life.cluster.release_profile(profile);
         let from = here.map(|ix| self.life.cluster.node(ix).id.to_string());
         let best = review

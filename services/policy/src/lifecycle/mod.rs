@@ -1,5 +1,7 @@
 //! The life cycle of executions on nodes: the cluster as it is known, and what changes it.
 
+mod places;
+
 use fiec_schemas::{ExecutionId, InstanceId, Tenant};
 
 use crate::Action;

@@ -27,7 +27,7 @@ pub(super) struct View<'a, 'b> {
     pub prefers: bool,
     pub config: &'b Config,
     pub now: Now,
-    pub ask: &'b Ask<'b>,
+    pub ask: &'b Ask,
 }
 
 impl<'a> View<'a, '_> {
@@ -85,7 +85,7 @@ fn wanted<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
     if v.ask.apart.contains(&v.ix) {
         return Some(Reason::Suspect);
     }
-    if let Some(kept) = v.ask.kept
+    if let Some(kept) = &v.ask.kept
         && kept.keeps((v.ix, v.at), v.node.slots().saturating_sub(v.others()))
     {
         return Some(Reason::Kept);

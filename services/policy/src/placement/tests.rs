@@ -242,7 +242,13 @@ impl Cast {
     fn descriptor(&self, n: u32) -> Option<NodeDescriptor> {
         let name = NodeId::new(format!("n{:02}", (n * 7) % NODES)).unwrap();
         let ix = self.policy.life.cluster.find(&name)?;
-        self.policy.life.cluster.node(ix).descriptor.as_deref().cloned()
+        self.policy
+            .life
+            .cluster
+            .node(ix)
+            .descriptor
+            .as_deref()
+            .cloned()
     }
 
     /// Compares the ranking's choice with a scan of all places.
@@ -273,10 +279,11 @@ impl Cast {
             None => Some(Leaving::Node(node(n)?)),
         });
         let mut ask = Ask {
-            avoid: &avoid,
+            avoid,
             only: wish.only.and_then(node),
             free_slot: wish.free_slot,
-            ..Ask::new(e.profile, &left)
+            left,
+            ..Ask::new(e.profile)
         }
         .leaves(leaving);
         if wish.counts
@@ -296,7 +303,7 @@ impl Cast {
             let could = could_be(rankings, cluster, config, now, e.profile, nodes);
             prop_assert!(could[0] || !would, "{:?}", ask);
         }
-        let plain = Ask::new(e.profile, &[]);
+        let plain = Ask::new(e.profile);
         if choose(rankings, cluster, config, now, &plain).is_none() {
             let search = Search::new(cluster, config, now, &plain).unwrap();
             let full = search.views().any(|place| Rank::of(&place) == Rank::Full);
@@ -308,8 +315,8 @@ impl Cast {
 }
 
 /// The choice by definition: a scan of all places.
-fn look_at_all(cluster: &Cluster, config: &Config, now: Now, ask: &Ask<'_>) -> Option<Choice> {
-    let plain = Ask::new(ask.profile, &[]);
+fn look_at_all(cluster: &Cluster, config: &Config, now: Now, ask: &Ask) -> Option<Choice> {
+    let plain = Ask::new(ask.profile);
     let anybody = Search::new(cluster, config, now, &plain)?;
     let search = Search { ask, ..anybody };
     let joined = |place: &View<'_, '_>| place.node.descriptor.is_some();
