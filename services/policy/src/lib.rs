@@ -29,6 +29,7 @@ pub mod places;
 pub mod profile;
 pub mod quick;
 pub mod realloc;
+mod reallocation;
 pub mod replicas;
 pub mod share;
 pub mod spread;

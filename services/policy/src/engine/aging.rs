@@ -22,7 +22,7 @@ fn needs_any_of(e: &Execution, up_to: Sequence) -> bool {
 impl Lifecycle {
     /// Messages up to this sequence will soon drop out of the stream. What live executions need of
     /// them is appended again, `burst` executions at a time.
-    pub(super) fn keep_aged(&mut self, up_to: Sequence) {
+    pub(crate) fn keep_aged(&mut self, up_to: Sequence) {
         if !self.loaded || !self.connected {
             return;
         }

@@ -28,7 +28,7 @@ impl Lifecycle {
     /// flight is still unknown. If it is stored, or another message is, the feed shows that. If
     /// not, the policy must decide again. Returns true if the last messages were removed: then the
     /// older one counts.
-    pub(super) fn doubt(&mut self, id: ExecutionId) -> bool {
+    pub(crate) fn doubt(&mut self, id: ExecutionId) -> bool {
         let now = self.now;
         let e = self.cluster.execution_mut(id);
         let Some(e) = e.filter(|e| e.is_appending()) else {

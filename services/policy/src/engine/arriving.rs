@@ -12,7 +12,7 @@ impl Lifecycle {
     /// Notes the progress of the states that a node's last vector reports. Only a report of the
     /// instance and the epoch of the binding counts, and only bytes beyond all earlier reports, up
     /// to the size of the state: so no fetch lengthens a binding without end.
-    pub(super) fn note_arriving(&mut self, ix: NodeIx) {
+    pub(crate) fn note_arriving(&mut self, ix: NodeIx) {
         let node = self.cluster.node(ix);
         let at = node.vector_at;
         let Some(vector) = node.vector.clone().filter(|v| !v.arriving.is_empty()) else {

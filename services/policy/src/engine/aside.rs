@@ -240,7 +240,7 @@ impl Policy {
 
     /// Cost of one move, in ms.
     fn move_of(&self, e: &Execution, id: ExecutionId) -> f64 {
-        regret::move_ms(e, self.share.rhythms.get(&id), &self.share.take_up)
+        regret::move_ms(e, self.life.rhythms.get(&id), &self.life.take_up)
     }
 
     /// Reviews one parked, preempted execution.

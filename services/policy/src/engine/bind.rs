@@ -130,7 +130,7 @@ impl Lifecycle {
     }
 
     /// Time at which the first avoided node may be tried again; 0 if none is avoided.
-    pub(super) fn next_chance(&self, id: ExecutionId) -> Millis {
+    pub(crate) fn next_chance(&self, id: ExecutionId) -> Millis {
         let now = self.now;
         let avoided = self
             .cluster
@@ -141,7 +141,7 @@ impl Lifecycle {
     }
 
     /// The reason why its node counts as lost for it, if it does.
-    pub(super) fn loss(&self, now: Now, id: ExecutionId) -> Option<Cause> {
+    pub(crate) fn loss(&self, now: Now, id: ExecutionId) -> Option<Cause> {
         let e = self.cluster.execution(id)?;
         let (Stage::Bound(ix, instance) | Stage::Started(ix, instance)) = e.stage else {
             return None;
@@ -166,7 +166,7 @@ impl Lifecycle {
     }
 
     /// True while this replica leaves an execution to the preferred one.
-    pub(super) fn defers(&mut self, id: ExecutionId, grace_ms: u64) -> bool {
+    pub(crate) fn defers(&mut self, id: ExecutionId, grace_ms: u64) -> bool {
         let now = self.now;
         if self.is_mine(id) {
             return false;
@@ -183,7 +183,7 @@ impl Lifecycle {
     }
 
     /// Time until the first review of a binding, in ms.
-    pub(super) fn balance_check(&self) -> u64 {
+    pub(crate) fn balance_check(&self) -> u64 {
         self.config.balance_ms.min(self.config.take_ms)
     }
 }

@@ -36,7 +36,7 @@ impl Level {
 
 impl Lifecycle {
     /// The queue entry that an execution has or would have.
-    pub(super) fn waiter_of(&self, id: ExecutionId) -> Option<Waiter> {
+    pub(crate) fn waiter_of(&self, id: ExecutionId) -> Option<Waiter> {
         let now = self.now;
         let e = self.cluster.execution(id)?;
         let profile = self.cluster.profiles.get(e.profile)?;
@@ -82,7 +82,7 @@ impl Lifecycle {
     }
 
     /// A tenant's share, or 0 if the discipline ignores it.
-    pub(super) fn share_of(&self, tenant: TenantIx) -> f64 {
+    pub(crate) fn share_of(&self, tenant: TenantIx) -> f64 {
         match self.config.discipline {
             Discipline::Shared => self.cluster.tenants.share(tenant),
             _ => 0.0,
@@ -91,7 +91,7 @@ impl Lifecycle {
 
     /// Returns waiting executions in queue order. Skips profiles in `skip` and executions in
     /// `leave_out`. Tenants alternate as if each execution were bound at once.
-    pub(super) fn first_waiting(
+    pub(crate) fn first_waiting(
         &self,
         limit: usize,
         skip: impl Fn(ProfileIx) -> bool,

@@ -244,7 +244,7 @@ impl Policy {
             self.life.config.discipline,
             Discipline::Priority | Discipline::Shared
         );
-        let mean = self.share.take_up.mean_ms();
+        let mean = self.life.take_up.mean_ms();
         let passes = Passes {
             priority: order::priority(&self.life.config, profile),
             takes_ms: takes.and_then(|ms| ms.checked_sub(attained_ms).filter(|left| *left > 0)),

@@ -185,9 +185,9 @@ impl Policy {
         if member.requested || e.order().is_some() || told || full || failing {
             return None;
         }
-        let rhythm = self.share.rhythms.get(&id);
+        let rhythm = self.life.rhythms.get(&id);
         let each_ms = rhythm?.quantile(0.5)?;
-        let moves_ms = move_ms(e, rhythm, &self.share.take_up);
+        let moves_ms = move_ms(e, rhythm, &self.life.take_up);
         Some(Splittable {
             id,
             left: member.left?,

@@ -41,7 +41,7 @@ fn is_kept(place: &StatePlace) -> bool {
 
 impl Lifecycle {
     /// Asks a node to run its canaries: if one fails, it was the node.
-    pub(super) fn ask_for_proof(&mut self, ix: NodeIx) {
+    pub(crate) fn ask_for_proof(&mut self, ix: NodeIx) {
         self.out.push(Action::Control {
             node: self.cluster.node(ix).id.clone(),
             request: ControlRequest::Prove,

@@ -32,7 +32,7 @@ const SOMEBODY: &str = "an earlier request";
 
 impl Lifecycle {
     /// The reason why an execution must leave its node, independent of measurements.
-    pub(super) fn must_go(&self, id: ExecutionId, ix: NodeIx, started: bool) -> Option<Cause> {
+    pub(crate) fn must_go(&self, id: ExecutionId, ix: NodeIx, started: bool) -> Option<Cause> {
         let node = self.cluster.node(ix);
         let who = || node.flags.who.clone();
         if let Some(at) = node.revoked_at() {
@@ -60,7 +60,7 @@ impl Lifecycle {
     }
 
     /// True if a change of its allowed nodes excludes the node that holds it.
-    pub(super) fn is_ruled_out(&self, id: ExecutionId, ix: NodeIx) -> bool {
+    pub(crate) fn is_ruled_out(&self, id: ExecutionId, ix: NodeIx) -> bool {
         let Some(e) = self.cluster.execution(id) else {
             return false;
         };
@@ -77,7 +77,7 @@ impl Lifecycle {
     }
 
     /// The moment until which all executions must have left a node, if there is one.
-    pub(super) fn leave_by(&self, ix: NodeIx) -> Option<Timestamp> {
+    pub(crate) fn leave_by(&self, ix: NodeIx) -> Option<Timestamp> {
         let node = self.cluster.node(ix);
         match node.revoked_at() {
             Some(gone) => Some(before(gone, self.config.give_up_ms)),
@@ -120,7 +120,7 @@ impl Lifecycle {
     }
 
     /// Schedules a review at once if a change excludes the execution's node.
-    pub(super) fn look_after_change(&mut self, id: ExecutionId) {
+    pub(crate) fn look_after_change(&mut self, id: ExecutionId) {
         let now = self.now;
         let Some(e) = self.cluster.execution(id) else {
             return;
@@ -159,7 +159,7 @@ impl Policy {
     /// Time that an execution needs to commit and leave, in ms: twice the 90th percentile of its
     /// recent intervals, plus a margin. None if unknown.
     fn needs_ms(&self, id: ExecutionId) -> Option<u64> {
-        let interval = self.share.rhythms.get(&id)?.quantile(0.9)?;
+        let interval = self.life.rhythms.get(&id)?.quantile(0.9)?;
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,

@@ -63,7 +63,7 @@ impl Lifecycle {
     }
 
     /// Counts a user of a profile. A new profile with its own thresholds is watched on every node.
-    pub(super) fn acquire(&mut self, profile: Profile) -> ProfileIx {
+    pub(crate) fn acquire(&mut self, profile: Profile) -> ProfileIx {
         let (ix, new) = self.cluster.profiles.acquire_profile(profile);
         if new {
             self.watch_overrides(ix);
@@ -71,7 +71,7 @@ impl Lifecycle {
         ix
     }
 
-    pub(super) fn acquire_spec(&mut self, spec: &Submission) -> ProfileIx {
+    pub(crate) fn acquire_spec(&mut self, spec: &Submission) -> ProfileIx {
         let (ix, new) = self.cluster.profiles.acquire_spec(spec);
         if new {
             self.watch_overrides(ix);
@@ -100,7 +100,7 @@ impl Lifecycle {
     }
 
     /// Watches a node under a profile's thresholds, merged over the node's own.
-    pub(super) fn watch_override(&mut self, node: NodeIx, ix: ProfileIx) {
+    pub(crate) fn watch_override(&mut self, node: NodeIx, ix: ProfileIx) {
         let now = self.now;
         let Some(profile) = self.cluster.profiles.get(ix) else {
             return;
@@ -198,7 +198,7 @@ impl Lifecycle {
         }
     }
 
-    pub(super) fn send_capsule(&mut self, id: ExecutionId) {
+    pub(crate) fn send_capsule(&mut self, id: ExecutionId) {
         if let Some(e) = self.cluster.execution(id) {
             self.out.push(Action::SendCapsule {
                 execution: id,

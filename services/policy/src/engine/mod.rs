@@ -55,7 +55,6 @@ mod reconcile;
 mod refusal;
 mod requests;
 mod reserve;
-mod resize;
 mod room;
 mod spread;
 mod starts;
@@ -73,6 +72,7 @@ use fiec_schemas::{ExecutionId, InstanceId};
 use crate::config::Config;
 use crate::holds::Holds;
 use crate::lifecycle::Lifecycle;
+use crate::reallocation::Reallocation;
 use crate::share::{self};
 use crate::time::{Millis, Now};
 use crate::verify::Check;
@@ -93,6 +93,8 @@ pub struct Policy {
     share: share::Memory,
     /// State of reallocation.
     realloc: crate::realloc::Memory,
+    /// Moves between devices.
+    reallocation: Reallocation,
     /// Ranges that several nodes compute.
     spread: crate::spread::Memory,
     /// Executions with a comparison under way.
@@ -121,6 +123,7 @@ impl Policy {
             life: Lifecycle::new(config, own),
             share: share::Memory::default(),
             realloc: crate::realloc::Memory::default(),
+            reallocation: Reallocation::default(),
             spread: crate::spread::Memory::default(),
             checks: BTreeMap::new(),
             to_verify: BTreeSet::new(),
@@ -294,7 +297,8 @@ impl Policy {
         if self.life.cluster.parked() > 0 {
             self.look_at_parked();
         }
-        self.reallocate();
+        self.reallocation
+            .review(&mut self.life, |life| self.share.served(life));
         self.verify_round();
         self.tell_waiting();
     }

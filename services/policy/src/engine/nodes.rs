@@ -21,7 +21,7 @@ use crate::watch::Watch;
 const ANOTHER_LIFE_MS: u64 = 500;
 
 impl Lifecycle {
-    pub(super) fn gone(&mut self, name: &NodeId) {
+    pub(crate) fn gone(&mut self, name: &NodeId) {
         let now = self.now;
         let Some(ix) = self.cluster.find(name) else {
             return;
@@ -50,7 +50,7 @@ impl Lifecycle {
 
     /// A lost node whose worker writes again is up. Otherwise executions that it has started since
     /// would be taken from it until its next vector arrives.
-    pub(super) fn writes_again(&mut self, view: &LedgerView<'_>) {
+    pub(crate) fn writes_again(&mut self, view: &LedgerView<'_>) {
         let Some(ix) = view
             .worker()
             .and_then(|name| self.cluster.find(&name.parse().ok()?))
@@ -125,7 +125,7 @@ impl Lifecycle {
     }
 
     /// Records a fact about a node, if this replica is the preferred one.
-    pub(super) fn record(
+    pub(crate) fn record(
         &mut self,
         ix: NodeIx,
         what: NodeEventKind,

@@ -65,7 +65,7 @@ impl Lifecycle {
     }
 
     /// Orders a yield to the chosen place.
-    pub(super) fn order_yield_to(
+    pub(crate) fn order_yield_to(
         &mut self,
         id: ExecutionId,
         choice: Choice,
@@ -84,12 +84,12 @@ impl Lifecycle {
     }
 
     /// Orders a yield without a destination: the execution becomes pending.
-    pub(super) fn order_yield(&mut self, id: ExecutionId, cause: Cause) {
+    pub(crate) fn order_yield(&mut self, id: ExecutionId, cause: Cause) {
         self.give_order(id, Order::new(Wanted::Yield, cause), None);
     }
 
     /// Gives an order, and repeats it until an answer or a boundary comes.
-    pub(super) fn give_order(&mut self, id: ExecutionId, order: Order, ticket: Option<Ticket>) {
+    pub(crate) fn give_order(&mut self, id: ExecutionId, order: Order, ticket: Option<Ticket>) {
         let now = self.now;
         self.cluster.set_order(id, order);
         // The order is reviewed again even if the shell never answers.
@@ -165,7 +165,7 @@ impl Lifecycle {
     }
 
     /// Handles the holder's answer to an order.
-    pub(super) fn ordered(&mut self, id: ExecutionId, epoch: u64, outcome: ControlOutcome) {
+    pub(crate) fn ordered(&mut self, id: ExecutionId, epoch: u64, outcome: ControlOutcome) {
         let now = self.now;
         let Some(e) = self.cluster.execution_mut(id) else {
             return;
@@ -219,7 +219,7 @@ impl Lifecycle {
 
     /// Repeats an order that was accepted long ago without a boundary since. The destination stays
     /// if it is still good, else another one is chosen.
-    pub(super) fn repeat_order(&mut self, id: ExecutionId) {
+    pub(crate) fn repeat_order(&mut self, id: ExecutionId) {
         let _now = self.now;
         let Some(e) = self.cluster.execution(id) else {
             return;

@@ -116,8 +116,8 @@ impl Policy {
                 _ => State::Firm,
             };
             let regret = (state == State::Runs).then(|| {
-                let rhythm = self.share.rhythms.get(&entry.execution);
-                Regret::of(e, rhythm, &self.share.take_up, now.mono)
+                let rhythm = self.life.rhythms.get(&entry.execution);
+                Regret::of(e, rhythm, &self.life.take_up, now.mono)
             });
             Some(Entry {
                 id: entry.execution,

@@ -45,51 +45,10 @@ impl Policy {
     pub(super) fn note_sharing(&mut self, view: &LedgerView<'_>) {
         let now = self.life.now;
         let id = view.state.execution;
-        let Some(e) = self.life.cluster.execution_mut(id) else {
+        if !self.life.knows(id) {
             return;
-        };
-        let boundary = view.event(EventKind::Boundary);
-        if !self.life.loaded && e.attained == Default::default() {
-            // Credits the service from before this process started.
-            let (ms, at) = (view.state.compute_us() / 1_000, view.state.at());
-            let tenant = e.tenant.clone();
-            self.life
-                .cluster
-                .tenants
-                .credit(&tenant, ms, now.moment_of(at));
         }
-        let Some(e) = self.life.cluster.execution_mut(id) else {
-            return;
-        };
-        if boundary.is_some() || e.attained == Default::default() {
-            e.attained.ms = view.state.compute_us() / 1_000;
-            e.attained.at = now.moment_of(view.state.at());
-        }
-        let started = matches!(e.stage, Stage::Started(..));
-        if let Some(boundary) = boundary.filter(|_| started)
-            && let (Some(index), Some(us)) = (boundary.index, boundary.compute_us)
-        {
-            let rhythm = self.share.rhythms.entry(id).or_default();
-            if rhythm.last.is_none() && view.state.commits() > 1 {
-                // Earlier boundaries were not seen here, so their number is unknown.
-                rhythm.last = Some((index, now.mono));
-            } else {
-                rhythm.committed(now.mono, index, us);
-            }
-        }
-        if let Some(since) = view
-            .event(EventKind::Started)
-            .and_then(|s| s.computing_since())
-            && let Some(bound) = view.state.moved_at()
-        {
-            #[expect(clippy::cast_precision_loss, reason = "a short time")]
-            let took_ms = (since.micros() - bound.micros()) as f64 / 1_000.0;
-            let bytes = self.life.cluster.execution(id).map_or(0, |e| e.state_bytes);
-            self.share.take_up.began(took_ms, bytes);
-            if view.state.epoch > 1 {
-                self.share.rhythms.entry(id).or_default().moved(took_ms);
-            }
-        }
+        self.life.note_pace(view);
         let yielded = view.event(EventKind::Yielded).and_then(|y| y.cause());
         if let Some(Cause::Preempted { rule, by, .. }) = yielded {
             if rule == Rule::Quota {
@@ -99,21 +58,12 @@ impl Policy {
                 self.gave_way(now, by);
             }
         }
-        let parked = view.event(EventKind::Parked).and_then(|p| p.cause());
-        let stood = self
-            .life
-            .cluster
-            .execution(id)
-            .is_some_and(|e| e.parked().is_some());
-        if matches!(parked, Some(Cause::Preempted { .. })) && !stood {
-            self.share.rhythms.entry(id).or_default().parks += 1;
-        }
         self.note_deadline(id);
     }
 
     /// Forgets an execution that has ended.
     pub(super) fn forget_sharing(&mut self, id: ExecutionId) {
-        self.share.rhythms.remove(&id);
+        self.life.rhythms.remove(&id);
         self.share.asking.remove(&id);
         self.share.promised.remove(&id);
         self.share.deadlines.forget(id);

@@ -31,7 +31,7 @@ const PROGRAM: &str = "program";
 
 impl Lifecycle {
     /// Notes that the holder does not park it.
-    pub(super) fn cannot_park(&mut self, id: ExecutionId) {
+    pub(crate) fn cannot_park(&mut self, id: ExecutionId) {
         let now = self.now;
         if let Some(e) = self.cluster.execution_mut(id) {
             e.extra().cannot_park = Some(now.mono.plus(CANNOT_PARK_MS));
@@ -158,7 +158,7 @@ impl Policy {
     /// Time since an execution's last commit, in ms.
     fn since_commit_ms(&self, id: ExecutionId) -> u64 {
         let now = self.life.now;
-        let committed = self.share.rhythms.get(&id).and_then(|r| r.last);
+        let committed = self.life.rhythms.get(&id).and_then(|r| r.last);
         let since = self
             .life
             .cluster
@@ -208,7 +208,7 @@ impl Policy {
             expected_ms,
             device_bytes,
             host_bytes,
-            resume_ms: self.share.take_up.resume_ms(e.state_bytes),
+            resume_ms: self.life.take_up.resume_ms(e.state_bytes),
             copy_bytes_s: copies,
             device: device.map(|_| Room {
                 total_bytes: memory,

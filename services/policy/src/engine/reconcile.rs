@@ -20,7 +20,7 @@ use crate::lifecycle::Lifecycle;
 impl Lifecycle {
     /// Asks a node what it holds, if executions have started there and the last question is old
     /// enough.
-    pub(super) fn ask_for_holdings(&mut self, ix: NodeIx) {
+    pub(crate) fn ask_for_holdings(&mut self, ix: NodeIx) {
         let now = self.now;
         let interval = self.config.holdings_ms;
         let node = self.cluster.node_quietly(ix);
@@ -36,7 +36,7 @@ impl Lifecycle {
     }
 
     /// A node said that it does not hold an execution: ask it for all holdings at once.
-    pub(super) fn suspect(&mut self, ix: NodeIx) {
+    pub(crate) fn suspect(&mut self, ix: NodeIx) {
         let now = self.now;
         let node = self.cluster.node_quietly(ix);
         node.holdings_due = node.holdings_due.min(now.mono);

@@ -23,7 +23,7 @@ fn failed(view: &LedgerView<'_>) -> Option<(Fault, String)> {
 impl Lifecycle {
     /// Notes what a message says about the starts of its program on the node of its writer, to which it
     /// was bound at `arrived`.
-    pub(super) fn note_starts(
+    pub(crate) fn note_starts(
         &mut self,
         view: &LedgerView<'_>,
         (writer, arrived): (Option<NodeIx>, Millis),

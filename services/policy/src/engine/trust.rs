@@ -40,7 +40,7 @@ pub(super) fn standings(node: &Node, d: &NodeDescriptor, now: Now) -> Vec<Contra
 
 impl Lifecycle {
     /// True if this replica acts for a node.
-    pub(super) fn speaks_for(&self, name: &NodeId) -> bool {
+    pub(crate) fn speaks_for(&self, name: &NodeId) -> bool {
         self.replicas.prefers_self(name.as_str().as_bytes())
     }
 

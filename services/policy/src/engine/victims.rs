@@ -122,8 +122,8 @@ impl Policy {
             return None;
         }
         let profile = self.life.cluster.profiles.get(e.profile)?;
-        let rhythm = self.share.rhythms.get(&id);
-        let regret = Regret::of(e, rhythm, &self.share.take_up, now.mono);
+        let rhythm = self.life.rhythms.get(&id);
+        let regret = Regret::of(e, rhythm, &self.life.take_up, now.mono);
         let runs_ms = now.mono.since(e.since);
         let residency = match self.life.config.discipline {
             Discipline::Shared => residency_ms(&self.life.config, regret.move_ms),

@@ -20,14 +20,14 @@ use crate::time::Now;
 
 impl Lifecycle {
     /// The error for a node that has not joined, with the names of those that have.
-    pub(super) fn no_such(&self, name: &NodeId) -> UnknownNode {
+    pub(crate) fn no_such(&self, name: &NodeId) -> UnknownNode {
         let joined = self.cluster.nodes().map(|(_, node)| node);
         let joined = joined.filter(|node| node.descriptor.is_some());
         UnknownNode::new(name.clone(), joined.map(|node| node.id.clone()).collect())
     }
 
     /// True for a joined node.
-    pub fn has_node(&self, node: &NodeId) -> bool {
+    pub(crate) fn has_node(&self, node: &NodeId) -> bool {
         self.cluster
             .find(node)
             .is_some_and(|ix| self.cluster.node(ix).descriptor.is_some())

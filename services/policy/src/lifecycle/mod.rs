@@ -1,6 +1,9 @@
 //! The life cycle of executions on nodes: the cluster as it is known, and what changes it.
 
+mod pace;
 mod places;
+
+use std::collections::BTreeMap;
 
 use fiec_schemas::{ExecutionId, InstanceId, Tenant};
 
@@ -10,6 +13,7 @@ use crate::config::Config;
 use crate::placement::Rankings;
 use crate::replicas::Replicas;
 use crate::share::queue::Waiting;
+use crate::share::rhythm::{Rhythm, TakeUp};
 use crate::strangers::Strangers;
 use crate::time::{Millis, Now};
 
@@ -38,6 +42,10 @@ pub(crate) struct Lifecycle {
     /// Time of the last review of absent nodes.
     pub(crate) absent_looked: Millis,
     pub(crate) completions: u64,
+    /// Rhythms of executions that have committed a boundary or moved.
+    pub(crate) rhythms: BTreeMap<ExecutionId, Rhythm>,
+    /// Cost of a start on a node.
+    pub(crate) take_up: TakeUp,
     /// Vectors from names that have not joined.
     pub(crate) strangers: Strangers,
 }
@@ -62,6 +70,8 @@ impl Lifecycle {
             last_tick: None,
             absent_looked: Millis(0),
             completions: 0,
+            rhythms: BTreeMap::new(),
+            take_up: TakeUp::default(),
             strangers: Strangers::default(),
         }
     }

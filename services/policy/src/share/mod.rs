@@ -15,23 +15,20 @@ pub mod regret;
 pub mod rhythm;
 pub mod tenants;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use fiec_schemas::ExecutionId;
 
 use crate::cluster::NodeIx;
+use crate::lifecycle::Lifecycle;
+use crate::profile::ProfileIx;
 use crate::time::Millis;
 use deadlines::Deadlines;
 use queue::Sweep;
-use rhythm::{Rhythm, TakeUp};
 
 /// State of sharing beside the queue.
 #[derive(Debug, Default)]
 pub struct Memory {
-    /// Rhythms of executions that have committed a boundary or moved.
-    pub rhythms: BTreeMap<ExecutionId, Rhythm>,
-    /// Cost of a start on a node.
-    pub take_up: TakeUp,
     /// For each waiting execution: the execution ordered to yield for it, and when.
     pub asking: BTreeMap<ExecutionId, (ExecutionId, Millis)>,
     /// Executions for which another one has yielded, with the time: they are bound first.
@@ -48,4 +45,13 @@ pub struct Memory {
     pub sweep: Sweep,
     /// True if a waiting execution was not tried yet.
     pub fresh: bool,
+}
+
+impl Memory {
+    /// The profiles of those for which another execution yields.
+    pub(crate) fn served(&self, life: &Lifecycle) -> BTreeSet<ProfileIx> {
+        let ids = self.asking.keys().chain(self.promised.keys());
+        ids.filter_map(|id| life.cluster.execution(*id).map(|e| e.profile))
+            .collect()
+    }
 }
