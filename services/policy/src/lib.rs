@@ -15,36 +15,24 @@
 //! most one append or order of this replica in flight. It is rebound for pressure at most ⌈T/dwell⌉
 //! + 1 times in a time T. Silence alone never moves an execution; an unanswered probe does.
 
-pub mod capacity;
-pub mod changes;
-pub mod cluster;
 pub mod config;
 pub mod engine;
-pub mod execution;
 pub mod holds;
-pub mod hysteresis;
 mod lifecycle;
-pub mod placement;
-pub mod places;
-pub mod profile;
-pub mod quick;
 pub mod realloc;
 mod reallocation;
-pub mod replicas;
 pub mod share;
 pub mod spread;
-pub mod starts;
-mod strangers;
 pub mod time;
-pub mod trust;
 pub mod verify;
 pub mod view;
-pub mod watch;
 
 pub use config::Config;
 pub use engine::{
     Action, ControlOutcome, Duties, Good, Input, Judged, NewExecution, Policy, Remembered,
     Submitted, Ticket, UnknownNode, YieldRefusal,
 };
+pub use lifecycle::cluster::{hysteresis, quick};
+pub use lifecycle::replicas;
 pub use time::{Millis, Now};
 pub use view::LedgerView;

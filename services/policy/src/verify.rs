@@ -11,7 +11,7 @@ use fiec_schemas::{BoundaryIndex, Digest, Event, ExecutionId, InstanceId, StateP
 
 pub use self::claim::{Claim, Trial};
 pub use self::named::Named;
-use crate::cluster::NodeIx;
+use crate::lifecycle::cluster::NodeIx;
 use crate::time::Millis;
 
 /// Most waiting claims of one execution. Beyond it, sampled claims are skipped.

@@ -14,7 +14,7 @@ use fiec_schemas::{
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::execution::OpenRequest;
+use crate::lifecycle::cluster::execution::OpenRequest;
 
 /// The fields of a ledger message that the policy reads. Traces write and read them too.
 #[derive(Debug, Serialize, Deserialize)]

@@ -3,7 +3,7 @@
 //! drain, a quarantine.
 
 use super::{Action, Policy};
-use crate::cluster::{NodeIx, Presence};
+use crate::lifecycle::cluster::{NodeIx, Presence};
 use crate::time::Millis;
 
 /// Time between two reviews, in ms.

@@ -5,8 +5,8 @@ use fiec_schemas::quota::{Quota, Reservation};
 use fiec_schemas::{ExecutionId, Tenant};
 
 use super::Policy;
-use crate::cluster::{Execution, Stage};
 use crate::holds::reserve::Change;
+use crate::lifecycle::cluster::{Execution, Stage};
 
 impl Policy {
     /// The part of its tenant's limits that an execution uses.

@@ -6,8 +6,8 @@
 use fiec_schemas::Sequence;
 
 use super::Action;
-use crate::cluster::{Execution, Stage};
 use crate::lifecycle::Lifecycle;
+use crate::lifecycle::cluster::{Execution, Stage};
 
 /// True if the execution needs a message at or before this sequence.
 fn needs_any_of(e: &Execution, up_to: Sequence) -> bool {

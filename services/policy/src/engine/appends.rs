@@ -3,9 +3,9 @@
 use fiec_schemas::{Event, ExecutionId, Phase, Sequence};
 
 use super::{Action, Policy};
-use crate::cluster::Stage;
 use crate::lifecycle::Lifecycle;
-use crate::places::Claim;
+use crate::lifecycle::cluster::Stage;
+use crate::lifecycle::cluster::places::Claim;
 
 /// Pause before the policy decides again after a reread that showed an older message than is known.
 const DECIDE_AGAIN_MS: u64 = 1_000;

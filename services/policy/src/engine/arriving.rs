@@ -3,9 +3,9 @@
 
 use fiec_schemas::hardware::LISTED_LIMIT;
 
-use crate::cluster::{Execution, NodeIx, Stage};
-use crate::execution::Arrived;
 use crate::lifecycle::Lifecycle;
+use crate::lifecycle::cluster::execution::Arrived;
+use crate::lifecycle::cluster::{Execution, NodeIx, Stage};
 use crate::time::Millis;
 
 impl Lifecycle {

@@ -19,10 +19,10 @@ use fiec_schemas::{Cause, ExecutionId};
 
 use super::Policy;
 use super::bind::Placed;
-use crate::cluster::{Execution, NodeIx, Order, Presence, Stage, Wanted};
 use crate::holds::room::KeptPlaces;
-use crate::placement::{Ask, Leaving};
-use crate::places::Claim;
+use crate::lifecycle::cluster::places::Claim;
+use crate::lifecycle::cluster::{Execution, NodeIx, Order, Presence, Stage, Wanted};
+use crate::lifecycle::placement::{Ask, Leaving};
 use crate::share::pause::{self, Kept, seconds};
 use crate::share::regret;
 use crate::time::{Millis, Now};
@@ -119,7 +119,11 @@ impl Policy {
 
     /// Bytes of a node's memory that an execution counts for: its request, or else the node's share
     /// of a slot, which a worker grants.
-    pub(super) fn memory_at(&self, profile: crate::profile::ProfileIx, node: NodeIx) -> u64 {
+    pub(super) fn memory_at(
+        &self,
+        profile: crate::lifecycle::cluster::profile::ProfileIx,
+        node: NodeIx,
+    ) -> u64 {
         let profile = self.life.cluster.profiles.get(profile);
         let asked = profile.and_then(|p| p.requires.memory_bytes.max(p.requires.free_memory_bytes));
         asked.unwrap_or_else(|| self.life.cluster.node(node).share_bytes())

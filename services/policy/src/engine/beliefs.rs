@@ -5,7 +5,7 @@ use fiec_schemas::messages::Believed;
 use fiec_schemas::{ExecutionId, PhaseKind};
 
 use super::Policy;
-use crate::cluster::{Execution, Stage};
+use crate::lifecycle::cluster::{Execution, Stage};
 
 impl Policy {
     /// At most `most` live executions with ids greater than `after`, ordered by id, and whether more

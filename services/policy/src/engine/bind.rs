@@ -6,12 +6,12 @@ use serde::Serialize;
 
 use super::refusal::YieldRefusal;
 use super::{Action, Policy, Ticket};
-use crate::cluster::{Attained, Execution, NodeIx, Presence, Stage};
 use crate::holds::HoldSpec;
 use crate::lifecycle::Lifecycle;
-use crate::placement::{Ask, Choice, Leaving};
-use crate::places::Claim;
-use crate::profile::ProfileIx;
+use crate::lifecycle::cluster::places::Claim;
+use crate::lifecycle::cluster::profile::ProfileIx;
+use crate::lifecycle::cluster::{Attained, Execution, NodeIx, Presence, Stage};
+use crate::lifecycle::placement::{Ask, Choice, Leaving};
 use crate::time::{Millis, Now};
 
 /// Result of an attempt to bind an execution.

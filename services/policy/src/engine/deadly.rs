@@ -9,7 +9,7 @@
 use fiec_schemas::{Cause, Event, ExecutionId, Fault};
 
 use super::Policy;
-use crate::cluster::{Execution, NodeIx, Stage};
+use crate::lifecycle::cluster::{Execution, NodeIx, Stage};
 use crate::time::Now;
 
 fn deaths(e: &Execution) -> usize {

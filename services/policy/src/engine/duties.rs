@@ -7,7 +7,7 @@ use fiec_schemas::ExecutionId;
 use fiec_schemas::duty::{Actor, Standing};
 
 use super::Policy;
-use crate::cluster::{Execution, Stage};
+use crate::lifecycle::cluster::{Execution, Stage};
 use crate::time::Now;
 
 /// Number of executions on which an actor must act next.

@@ -9,13 +9,13 @@ use fiec_schemas::{Cause, ExecutionId};
 
 use super::bind::Placed;
 use super::{Policy, aside};
-use crate::cluster::{Execution, Stage};
 use crate::lifecycle::Lifecycle;
-use crate::placement::Ask;
-use crate::profile::ProfileIx;
+use crate::lifecycle::cluster::profile::ProfileIx;
+use crate::lifecycle::cluster::tenants::TenantIx;
+use crate::lifecycle::cluster::{Execution, Stage};
+use crate::lifecycle::placement::Ask;
 use crate::share::order::{self, Discipline};
 use crate::share::queue::{Cursor, LaneKey, Sweep, Waiter};
-use crate::share::tenants::TenantIx;
 use crate::time::Millis;
 
 /// Lanes of one effective priority, with their tenants' shares and cursors.

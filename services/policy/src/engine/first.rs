@@ -8,15 +8,15 @@ use fiec_schemas::{ExecutionId, Tenant, Timestamp};
 
 use super::Policy;
 use super::victims::Victim;
-use crate::cluster::Stage;
 use crate::holds::GangKey;
 use crate::holds::first::{First, Passes, Turn};
 use crate::holds::room::KeptPlaces;
-use crate::profile::ProfileIx;
+use crate::lifecycle::cluster::Stage;
+use crate::lifecycle::cluster::profile::ProfileIx;
+use crate::lifecycle::cluster::tenants::TenantIx;
 use crate::share::order::{self, Discipline};
 use crate::share::pause::seconds;
 use crate::share::regret::residency_ms;
-use crate::share::tenants::TenantIx;
 use crate::time::{Millis, Now};
 
 /// Interval between two choices of the leading gang, in ms.

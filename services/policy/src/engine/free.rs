@@ -9,9 +9,9 @@ use fiec_schemas::quota::Reservation;
 use fiec_schemas::{ExecutionId, Tenant};
 
 use super::{Action, Policy};
-use crate::cluster::{Execution, Stage};
 use crate::holds::Seen;
 use crate::holds::reserve::Change;
+use crate::lifecycle::cluster::{Execution, Stage};
 use crate::time::Millis;
 
 /// True if an append of the replica before could still bind the execution under its reservation.

@@ -15,10 +15,10 @@ use fiec_schemas::scheduling::Gang;
 use fiec_schemas::{Cause, Event, ExecutionId, Tenant, Timestamp};
 
 use super::{Action, Policy};
-use crate::cluster::Stage;
 use crate::holds::GangKey;
 use crate::lifecycle::Lifecycle;
-use crate::placement::Ask;
+use crate::lifecycle::cluster::Stage;
+use crate::lifecycle::placement::Ask;
 use crate::time::Millis;
 
 /// Key by which replicas agree who places gangs.

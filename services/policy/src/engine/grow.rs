@@ -10,9 +10,9 @@ use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::spread::PARTS_LIMIT;
 
 use super::{Action, ControlOutcome, Policy};
-use crate::cluster::Stage;
-use crate::execution::Avoided;
-use crate::placement::Ask;
+use crate::lifecycle::cluster::Stage;
+use crate::lifecycle::cluster::execution::Avoided;
+use crate::lifecycle::placement::Ask;
 use crate::share::regret::move_ms;
 use crate::spread::{self, Asked, Splittable, Stay};
 use crate::time::Millis;

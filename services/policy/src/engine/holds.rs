@@ -4,9 +4,9 @@
 use fiec_schemas::{BatchId, Event, ExecutionId, Fault, Tenant};
 
 use super::{Action, Policy};
-use crate::cluster::Stage;
 use crate::holds::{Awaited, Fate, Held, HoldSpec, Seen};
-use crate::profile::ProfileIx;
+use crate::lifecycle::cluster::Stage;
+use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::time::Millis;
 
 /// Most ledgers that one round looks at.

@@ -7,8 +7,8 @@ use fiec_schemas::trust::{Proof, Verdict, VerifiedUpTo};
 use fiec_schemas::{Contract, Event, ExecutionId, Fault, NodeId, StatePlace};
 
 use super::{Action, Policy};
-use crate::cluster::{NodeIx, Stage};
 use crate::lifecycle::Lifecycle;
+use crate::lifecycle::cluster::{NodeIx, Stage};
 use crate::verify::Claim;
 
 /// Most verifiers that an event names.

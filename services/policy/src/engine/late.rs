@@ -6,7 +6,7 @@ use fiec_schemas::{Cause, Event, ExecutionId, Fault, Timestamp};
 
 use super::Policy;
 use super::bind::Placed;
-use crate::cluster::Stage;
+use crate::lifecycle::cluster::Stage;
 
 /// Time until an execution that has not failed yet is checked again, in µs.
 const AGAIN_US: i64 = 1_000_000;

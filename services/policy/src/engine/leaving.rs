@@ -23,8 +23,8 @@ use fiec_schemas::{Cause, ExecutionId, Timestamp};
 
 use super::bind::Placed;
 use super::{Action, Policy};
-use crate::cluster::{NodeIx, Stage};
 use crate::lifecycle::Lifecycle;
+use crate::lifecycle::cluster::{NodeIx, Stage};
 use crate::time::Millis;
 
 /// The author of a change if it is no longer known.
@@ -181,7 +181,7 @@ impl Policy {
         let Some(end) = self.life.leave_by(ix) else {
             return;
         };
-        if self.life.cluster.node(ix).presence != crate::cluster::Presence::Up {
+        if self.life.cluster.node(ix).presence != crate::lifecycle::cluster::Presence::Up {
             return;
         }
         let left_ms = u64::try_from(end.millis() - now.wall.millis()).unwrap_or(0);

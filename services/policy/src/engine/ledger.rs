@@ -4,14 +4,14 @@ use fiec_schemas::substrate::HOST;
 use fiec_schemas::{Cause, EventKind, ExecutionId, PhaseKind, Submission};
 
 use super::{Action, Policy};
-use crate::cluster::{Attained, Execution, NodeIx, Presence, Stage};
 use crate::holds::HoldSpec;
 use crate::lifecycle::Lifecycle;
-use crate::places::{Claim, DeviceIx};
-use crate::profile::{Profile, ProfileIx};
+use crate::lifecycle::cluster::places::{Claim, DeviceIx};
+use crate::lifecycle::cluster::profile::{Profile, ProfileIx};
+use crate::lifecycle::cluster::watch::Watch;
+use crate::lifecycle::cluster::{Attained, Execution, NodeIx, Presence, Stage};
 use crate::time::Millis;
 use crate::view::LedgerView;
-use crate::watch::Watch;
 
 impl Lifecycle {
     /// The node whose worker wrote a message.

@@ -309,8 +309,11 @@ impl Policy {
         for ix in self.life.cluster.keys() {
             let node = self.life.cluster.node_mut(ix);
             node.heard = node.heard.max(now);
-            if matches!(node.presence, crate::cluster::Presence::Probing { .. }) {
-                node.presence = crate::cluster::Presence::Up;
+            if matches!(
+                node.presence,
+                crate::lifecycle::cluster::Presence::Probing { .. }
+            ) {
+                node.presence = crate::lifecycle::cluster::Presence::Up;
             }
         }
     }

@@ -8,14 +8,14 @@ use fiec_schemas::{
 };
 
 use super::{Action, Policy};
-use crate::cluster::{NodeIx, Presence};
-use crate::hysteresis::State;
 use crate::lifecycle::Lifecycle;
-use crate::profile::ProfileIx;
-use crate::starts::Starts;
+use crate::lifecycle::cluster::hysteresis::State;
+use crate::lifecycle::cluster::profile::ProfileIx;
+use crate::lifecycle::cluster::starts::Starts;
+use crate::lifecycle::cluster::watch::Watch;
+use crate::lifecycle::cluster::{NodeIx, Presence};
 use crate::time::Millis;
 use crate::view::LedgerView;
-use crate::watch::Watch;
 
 /// Interval between two comparisons of a node's executions with its current instance, in ms.
 const ANOTHER_LIFE_MS: u64 = 500;

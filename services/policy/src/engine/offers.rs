@@ -8,10 +8,10 @@ use fiec_schemas::hardware::{HardwareVector, Signal};
 use fiec_schemas::surroundings::{DeviceOffer, OFFERS_LIMIT, Offer, Offers};
 
 use super::Policy;
-use crate::cluster::{Node, Presence};
 use crate::config::Config;
-use crate::placement::free_bytes;
-use crate::places::Judged;
+use crate::lifecycle::cluster::places::Judged;
+use crate::lifecycle::cluster::{Node, Presence};
+use crate::lifecycle::placement::free_bytes;
 use crate::time::Now;
 
 impl Policy {

@@ -12,12 +12,12 @@ use fiec_schemas::{Cause, Evidence, ExecutionId, NodeId};
 use super::bind::{Placed, leaves};
 use super::refusal::YieldRefusal;
 use super::{Action, ControlOutcome, Policy, Ticket};
-use crate::cluster::{NodeIx, Order, Stage, Wanted};
 use crate::lifecycle::Lifecycle;
-use crate::placement::{Ask, Choice, Leaving, Operators};
-use crate::places::Claim;
+use crate::lifecycle::cluster::places::Claim;
+use crate::lifecycle::cluster::watch::Watched;
+use crate::lifecycle::cluster::{NodeIx, Order, Stage, Wanted};
+use crate::lifecycle::placement::{Ask, Choice, Leaving, Operators};
 use crate::time::Millis;
-use crate::watch::Watched;
 
 impl Lifecycle {
     fn pressure_on(&self, id: ExecutionId, ix: NodeIx) -> Option<Cause> {
@@ -371,7 +371,7 @@ impl Policy {
             }
             return placed;
         }
-        if self.life.cluster.node(ix).presence != crate::cluster::Presence::Up {
+        if self.life.cluster.node(ix).presence != crate::lifecycle::cluster::Presence::Up {
             return Placed::Moot;
         }
         let cause = if let Some(cause) = self.life.must_go(id, ix, started) {

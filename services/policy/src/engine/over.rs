@@ -17,9 +17,9 @@ use fiec_schemas::scheduling::Rule;
 use fiec_schemas::{Cause, ExecutionId, Tenant};
 
 use super::Policy;
-use crate::cluster::{Execution, Stage, Wanted};
 use crate::holds::Trimmed;
 use crate::holds::excess::{self, Has};
+use crate::lifecycle::cluster::{Execution, Stage, Wanted};
 use crate::share::order;
 use crate::share::pause::seconds;
 use crate::share::regret::Regret;

@@ -16,12 +16,12 @@ use fiec_schemas::{Cause, EventKind, ExecutionId, Timestamp};
 use super::Policy;
 use super::aside::{GivesWay, is_aside};
 use super::victims::{Victim, WINDOW};
-use crate::cluster::Stage;
-use crate::placement::{Ask, Leaving};
-use crate::profile::Profile;
+use crate::lifecycle::cluster::Stage;
+use crate::lifecycle::cluster::profile::Profile;
+use crate::lifecycle::cluster::tenants::TenantIx;
+use crate::lifecycle::placement::{Ask, Leaving};
 use crate::share::order::{self, Discipline, NEVER};
 use crate::share::queue::Waiter;
-use crate::share::tenants::TenantIx;
 use crate::view::LedgerView;
 
 /// Most waiting executions in one round.
@@ -112,7 +112,11 @@ impl Policy {
         });
     }
 
-    pub(super) fn slack_ms(&self, profile: &Profile, e: &crate::cluster::Execution) -> Option<i64> {
+    pub(super) fn slack_ms(
+        &self,
+        profile: &Profile,
+        e: &crate::lifecycle::cluster::Execution,
+    ) -> Option<i64> {
         let now = self.life.now;
         let deadline = order::deadline(&self.life.config, profile, e.submitted_at);
         let rest = order::rest_ms(profile, e.attained_ms(now.mono));

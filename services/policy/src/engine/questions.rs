@@ -5,8 +5,8 @@ use fiec_schemas::trust::NodeIdentity;
 use fiec_schemas::{ClockReading, Digest, ExecutionId, InstanceId, NodeId, Sequence, Tenant};
 
 use super::Policy;
-use crate::cluster::Stage;
 use crate::config::Config;
+use crate::lifecycle::cluster::Stage;
 
 impl Policy {
     /// True for a known, live execution.

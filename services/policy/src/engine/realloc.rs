@@ -10,10 +10,10 @@ use fiec_schemas::{Cause, EventKind, ExecutionId, Signal};
 
 use super::Policy;
 use super::bind::Placed;
-use crate::cluster::{Execution, NodeIx, Order, Presence, Stage, Wanted};
 use crate::lifecycle::Lifecycle;
-use crate::placement::{Ask, Leaving};
-use crate::places::Claim;
+use crate::lifecycle::cluster::places::Claim;
+use crate::lifecycle::cluster::{Execution, NodeIx, Order, Presence, Stage, Wanted};
+use crate::lifecycle::placement::{Ask, Leaving};
 use crate::realloc::unviable::{self, Answer, Pressure};
 use crate::share::order;
 use crate::share::pause::{Pause, Room};

@@ -13,9 +13,9 @@ use fiec_schemas::{ExecutionId, InstanceId, NodeId};
 
 use super::bind::Placed;
 use super::{Action, Policy};
-use crate::cluster::{NodeIx, Presence, Stage};
-use crate::execution::Missing;
 use crate::lifecycle::Lifecycle;
+use crate::lifecycle::cluster::execution::Missing;
+use crate::lifecycle::cluster::{NodeIx, Presence, Stage};
 
 impl Lifecycle {
     /// Asks a node what it holds, if executions have started there and the last question is old

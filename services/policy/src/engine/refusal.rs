@@ -4,7 +4,7 @@ use std::fmt;
 
 use fiec_schemas::NodeId;
 
-use crate::placement::NAMES;
+use crate::lifecycle::placement::NAMES;
 
 /// Reason why an execution does not move to another node.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

@@ -7,7 +7,7 @@
 use fiec_schemas::{Cause, Event, ExecutionId, RequestKind};
 
 use super::{Action, Policy};
-use crate::cluster::Stage;
+use crate::lifecycle::cluster::Stage;
 
 impl Policy {
     /// Appends what was requested of an execution that would be bound again for this cause. Returns

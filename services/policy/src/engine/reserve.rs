@@ -25,9 +25,9 @@ use fiec_schemas::quota::{Quota, Reservation, Reservations};
 use fiec_schemas::{ExecutionId, PhaseKind, Sequence, Tenant};
 
 use super::{Action, Policy};
-use crate::cluster::Stage;
 use crate::holds::Fate;
 use crate::holds::reserve::{Change, Denied, Sum};
+use crate::lifecycle::cluster::Stage;
 use crate::time::Millis;
 
 /// Most sets of reservations in one change.

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Policy;
-use crate::cluster::NodeIx;
 use crate::holds::first::First;
 use crate::holds::room::{Group, KeptPlaces, Room, Rooms, Space, has_places};
-use crate::placement;
-use crate::places::{Claim, DeviceIx, Taken};
-use crate::profile::ProfileIx;
+use crate::lifecycle::cluster::NodeIx;
+use crate::lifecycle::cluster::places::{Claim, DeviceIx, Taken};
+use crate::lifecycle::cluster::profile::ProfileIx;
+use crate::lifecycle::placement;
 use crate::time::Millis;
 
 /// Most nodes for which the start of a gang is estimated.

@@ -14,8 +14,8 @@ use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::{Cause, Event, EventKind, ExecutionId, Fault, PhaseKind};
 
 use super::{Action, Policy};
-use crate::cluster::{Presence, Stage};
 use crate::holds::{Fate, Seen};
+use crate::lifecycle::cluster::{Presence, Stage};
 use crate::spread::{Member, Orphan};
 use crate::view::LedgerView;
 

@@ -3,8 +3,8 @@
 use fiec_schemas::messages::NodeEventKind;
 use fiec_schemas::{Cause, EventKind, Fault};
 
-use crate::cluster::NodeIx;
 use crate::lifecycle::Lifecycle;
+use crate::lifecycle::cluster::NodeIx;
 use crate::time::Millis;
 use crate::view::LedgerView;
 

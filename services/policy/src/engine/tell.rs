@@ -9,7 +9,7 @@ use fiec_schemas::messages::{Record, Why};
 use fiec_schemas::{Digest, ExecutionId};
 
 use super::{Action, Policy};
-use crate::cluster::Stage;
+use crate::lifecycle::cluster::Stage;
 use crate::share::queue::Cursor;
 use crate::time::Millis;
 

@@ -10,9 +10,9 @@ use fiec_schemas::trust::{Quarantine, Quarantined, SignedProof};
 use fiec_schemas::{Cause, Contract, ExecutionId, NodeDescriptor, NodeId};
 
 use super::{Action, Good, Judged, Policy};
-use crate::cluster::{Node, NodeIx, Stage};
 use crate::lifecycle::Lifecycle;
-use crate::places::Claim;
+use crate::lifecycle::cluster::places::Claim;
+use crate::lifecycle::cluster::{Node, NodeIx, Stage};
 use crate::time::Now;
 
 /// A service that has just started also records proofs that are younger than this, in µs.

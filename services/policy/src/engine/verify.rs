@@ -12,11 +12,11 @@ use fiec_schemas::trust::{Finding, Verify, digest_of_result};
 use fiec_schemas::{Contract, Event, EventKind, ExecutionId, NodeId};
 
 use super::{Action, Policy, Remembered};
-use crate::cluster::{NodeIx, Presence};
-use crate::execution::Avoided;
-use crate::placement::Ask;
+use crate::lifecycle::cluster::execution::Avoided;
+use crate::lifecycle::cluster::trust::Standing;
+use crate::lifecycle::cluster::{NodeIx, Presence};
+use crate::lifecycle::placement::Ask;
 use crate::time::Millis;
-use crate::trust::Standing;
 use crate::verify::{Check, Named, Recall, Trial, is_drawn};
 use crate::view::LedgerView;
 

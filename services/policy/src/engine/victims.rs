@@ -13,14 +13,14 @@ use fiec_schemas::{ExecutionId, Timestamp};
 
 use super::Policy;
 use super::preempt::Contender;
-use crate::cluster::{NodeIx, Presence, Stage};
 use crate::holds::room::KeptPlaces;
-use crate::placement::Ask;
-use crate::places::Claim;
+use crate::lifecycle::cluster::places::Claim;
+use crate::lifecycle::cluster::tenants::TenantIx;
+use crate::lifecycle::cluster::{NodeIx, Presence, Stage};
+use crate::lifecycle::placement::Ask;
 use crate::share::order::{self, Discipline};
 use crate::share::pause::seconds;
 use crate::share::regret::{Regret, residency_ms};
-use crate::share::tenants::TenantIx;
 use crate::time::Millis;
 
 /// Most running executions that one round reads.

@@ -11,11 +11,11 @@ use fiec_schemas::{Candidate, ExecutionId, NodeId, PhaseKind};
 use super::Policy;
 use super::refusal::UnknownNode;
 use super::trust::standings;
-use crate::cluster::{NodeIx, Presence, Stage};
 use crate::lifecycle::Lifecycle;
-use crate::placement::{Ask, Leaving, Operators};
-use crate::places::Judged;
-use crate::profile::ProfileIx;
+use crate::lifecycle::cluster::places::Judged;
+use crate::lifecycle::cluster::profile::ProfileIx;
+use crate::lifecycle::cluster::{NodeIx, Presence, Stage};
+use crate::lifecycle::placement::{Ask, Leaving, Operators};
 use crate::time::Now;
 
 impl Lifecycle {

@@ -17,8 +17,8 @@ use fiec_schemas::ExecutionId;
 
 use super::GangKey;
 use super::room::KeptPlaces;
+use crate::lifecycle::cluster::tenants::TenantIx;
 use crate::share::order::Rank;
-use crate::share::tenants::TenantIx;
 use crate::time::Millis;
 
 /// The turn of a gang or an execution in queue order; the smaller goes first.

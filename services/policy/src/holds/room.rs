@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU64;
 
-use crate::cluster::NodeIx;
-use crate::places::{Claim, DeviceIx, Taken};
+use crate::lifecycle::cluster::NodeIx;
+use crate::lifecycle::cluster::places::{Claim, DeviceIx, Taken};
 
 /// A node and a device, or no device for the host.
 pub type Place = (NodeIx, Option<DeviceIx>);

@@ -1,20 +1,23 @@
 //! The life cycle of executions on nodes: the cluster as it is known, and what changes it.
 
+pub mod cluster;
 mod pace;
-mod places;
+pub mod placement;
+mod placing;
+pub mod replicas;
 
 use std::collections::BTreeMap;
 
 use fiec_schemas::{ExecutionId, InstanceId, Tenant};
 
 use crate::Action;
-use crate::cluster::Cluster;
 use crate::config::Config;
-use crate::placement::Rankings;
-use crate::replicas::Replicas;
+use crate::lifecycle::cluster::Cluster;
+use crate::lifecycle::cluster::strangers::Strangers;
+use crate::lifecycle::placement::Rankings;
+use crate::lifecycle::replicas::Replicas;
 use crate::share::queue::Waiting;
 use crate::share::rhythm::{Rhythm, TakeUp};
-use crate::strangers::Strangers;
 use crate::time::{Millis, Now};
 
 /// The cluster as it is known, and the step that is made now.

@@ -3,7 +3,7 @@
 use fiec_schemas::{Cause, EventKind, ExecutionId};
 
 use super::Lifecycle;
-use crate::cluster::{Execution, Stage};
+use crate::lifecycle::cluster::{Execution, Stage};
 use crate::share::regret;
 use crate::view::LedgerView;
 

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::cluster::NodeIx;
 use crate::lifecycle::Lifecycle;
-use crate::places::{DeviceIx, Wants};
+use crate::lifecycle::cluster::NodeIx;
+use crate::lifecycle::cluster::places::{DeviceIx, Wants};
 use crate::time::Millis;
 
 /// Idle devices, with the time since when without a break.

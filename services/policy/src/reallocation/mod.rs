@@ -28,11 +28,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use fiec_schemas::substrate::HOST;
 use fiec_schemas::{Cause, ExecutionId, Signal};
 
-use crate::cluster::{NodeIx, Presence};
 use crate::lifecycle::Lifecycle;
-use crate::placement::{Ask, Choice, Leaving};
-use crate::places::{Claim, DeviceIx};
-use crate::profile::ProfileIx;
+use crate::lifecycle::cluster::places::{Claim, DeviceIx};
+use crate::lifecycle::cluster::profile::ProfileIx;
+use crate::lifecycle::cluster::{NodeIx, Presence};
+use crate::lifecycle::placement::{Ask, Choice, Leaving};
 use crate::share::regret::residency_ms;
 use crate::time::Millis;
 use idle::Idle;

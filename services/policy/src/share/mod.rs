@@ -1,7 +1,6 @@
 //! Fair sharing: the order of the queue, preemption, and parks.
 //!
 //! * [`order`] compares executions, [`queue`] keeps the waiting ones in that order.
-//! * [`tenants`] counts the recent usage of each tenant against its weight.
 //! * [`deadlines`] schedules the checks of deadlines.
 //! * [`rhythm`] learns the interval between an execution's boundaries, and the cost of a move.
 //! * [`regret`] estimates the loss of a victim.
@@ -13,15 +12,14 @@ pub mod pause;
 pub mod queue;
 pub mod regret;
 pub mod rhythm;
-pub mod tenants;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use fiec_schemas::ExecutionId;
 
-use crate::cluster::NodeIx;
 use crate::lifecycle::Lifecycle;
-use crate::profile::ProfileIx;
+use crate::lifecycle::cluster::NodeIx;
+use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::time::Millis;
 use deadlines::Deadlines;
 use queue::Sweep;

@@ -39,7 +39,7 @@ use fiec_schemas::{ExecutionId, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
-use crate::profile::Profile;
+use crate::lifecycle::cluster::profile::Profile;
 
 /// Order of the queue and rule of preemption.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -11,9 +11,9 @@ use std::ops::Bound::{Excluded, Unbounded};
 use fiec_schemas::ExecutionId;
 
 use super::order::{self, Rank};
-use super::tenants::TenantIx;
 use crate::config::Config;
-use crate::profile::ProfileIx;
+use crate::lifecycle::cluster::profile::ProfileIx;
+use crate::lifecycle::cluster::tenants::TenantIx;
 use crate::time::Millis;
 
 /// Most executions that one round of ageing moves.

@@ -22,8 +22,8 @@
 
 use super::pause::seconds;
 use super::rhythm::{Rhythm, TakeUp};
-use crate::cluster::Execution;
 use crate::config::Config;
+use crate::lifecycle::cluster::Execution;
 use crate::time::Millis;
 
 /// The cost of preempting an execution, in ms.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use fiec_schemas::trust::Finding;
 use fiec_schemas::{BoundaryIndex, StatePlace, Timestamp};
 
-use crate::cluster::NodeIx;
+use crate::lifecycle::cluster::NodeIx;
 use crate::time::Millis;
 
 /// A part of an execution as its ledger claims it.

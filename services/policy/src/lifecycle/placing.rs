@@ -1,10 +1,10 @@
 //! Questions to placement about the cluster as it is now.
 
 use super::Lifecycle;
-use crate::cluster::NodeIx;
-use crate::placement::{self, Ask, Choice, Operators, Review};
-use crate::places::DeviceIx;
-use crate::profile::ProfileIx;
+use crate::lifecycle::cluster::NodeIx;
+use crate::lifecycle::cluster::places::DeviceIx;
+use crate::lifecycle::cluster::profile::ProfileIx;
+use crate::lifecycle::placement::{self, Ask, Choice, Operators, Review};
 use crate::time::Now;
 
 impl Lifecycle {

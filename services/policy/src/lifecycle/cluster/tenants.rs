@@ -190,14 +190,6 @@ impl Tenants {
         }
         held * self.weight(ix) / weights
     }
-
-    /// All tenants, with weight, held slots and share.
-    pub fn all(&self) -> impl Iterator<Item = (&Tenant, f64, u32, f64)> {
-        (0u32..).zip(&self.accounts).map(|(n, account)| {
-            let share = self.share(TenantIx(n));
-            (&account.name, account.weight, account.held, share)
-        })
-    }
 }
 
 #[cfg(test)]

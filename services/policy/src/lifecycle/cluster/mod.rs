@@ -1,6 +1,19 @@
 //! The policy's nodes and live executions, kept small. An execution takes a few hundred bytes; its
 //! ledger's last message is read again before an append to it.
 
+pub mod capacity;
+pub mod changes;
+pub mod execution;
+pub mod hysteresis;
+pub mod places;
+pub mod profile;
+pub mod quick;
+pub mod starts;
+pub mod strangers;
+pub mod tenants;
+pub mod trust;
+pub mod watch;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -13,19 +26,19 @@ use fiec_schemas::{
 
 use slotmap::SlotMap;
 
-use crate::capacity::Speed;
-use crate::changes::Changes;
+use self::capacity::Speed;
+use self::changes::Changes;
+use self::places::{Claim, DeviceIx, Devices, Judged};
+use self::profile::{Profile, ProfileIx, Profiles};
+use self::quick::QuickMap;
+use self::starts::Starts;
+use self::tenants::Tenants;
+use self::trust::Trust;
+use self::watch::Watch;
 use crate::config::Config;
-use crate::places::{Claim, DeviceIx, Devices, Judged};
-use crate::profile::{Profile, ProfileIx, Profiles};
-use crate::quick::QuickMap;
-use crate::share::tenants::Tenants;
-use crate::starts::Starts;
 use crate::time::Millis;
-use crate::trust::Trust;
-use crate::watch::Watch;
 
-pub use crate::execution::{Attained, Execution, Extra, Order, Stage, Wanted};
+pub use self::execution::{Attained, Execution, Order, Stage, Wanted};
 
 slotmap::new_key_type! {
     /// Key of a node. One of a forgotten node is never another node's: it names
@@ -609,10 +622,5 @@ impl Cluster {
             execution.due = Millis(0);
         }
         Some(id)
-    }
-
-    /// Time of the first entry of the agenda.
-    pub fn next_due(&self) -> Option<Millis> {
-        self.agenda.first().map(|(due, _)| *due)
     }
 }

@@ -7,7 +7,7 @@ use fiec_schemas::hardware::{Signal, Substrate};
 use fiec_schemas::submission::ViableBy;
 use fiec_schemas::substrate::HOST;
 
-use crate::profile::Profile;
+use crate::lifecycle::cluster::profile::Profile;
 
 /// Index of a device of one node; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

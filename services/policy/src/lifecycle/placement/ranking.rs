@@ -20,9 +20,9 @@ use slotmap::SecondaryMap;
 
 use super::filters::{View, reasons};
 use super::{Search, score};
-use crate::cluster::NodeIx;
-use crate::places::DeviceIx;
-use crate::profile::ProfileIx;
+use crate::lifecycle::cluster::NodeIx;
+use crate::lifecycle::cluster::places::DeviceIx;
+use crate::lifecycle::cluster::profile::ProfileIx;
 
 /// Most places in all rankings. The ranking that was unused for longest is dropped first. A place
 /// takes about 120 bytes.

@@ -6,12 +6,12 @@ use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::substrate::ComputeCapability;
 use fiec_schemas::{Contract, ExecutionId, NodeId, StartError, Timestamp};
 
-use crate::cluster::Node;
-use crate::places::NoRoom;
-use crate::starts::Against;
+use crate::lifecycle::cluster::Node;
+use crate::lifecycle::cluster::places::NoRoom;
+use crate::lifecycle::cluster::starts::Against;
+use crate::lifecycle::cluster::trust::Standing;
+use crate::lifecycle::cluster::watch::Watched;
 use crate::time::Millis;
-use crate::trust::Standing;
-use crate::watch::Watched;
 
 /// Most nodes that an explanation names.
 pub(crate) const NAMES: usize = 12;

@@ -2,8 +2,8 @@
 
 use fiec_schemas::{HardwareVector, Signal, Threshold, Thresholds};
 
-use crate::hysteresis::{Automaton, State};
-use crate::places::Judged;
+use crate::lifecycle::cluster::hysteresis::{Automaton, State};
+use crate::lifecycle::cluster::places::Judged;
 use crate::time::Millis;
 
 /// State of a place without a reading.

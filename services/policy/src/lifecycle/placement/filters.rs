@@ -8,14 +8,14 @@ use fiec_schemas::substrate::{Confinement, HOST};
 
 use super::reason::Reason;
 use super::{Ask, Leaving};
-use crate::cluster::{Node, NodeIx, Presence};
 use crate::config::Config;
-use crate::hysteresis::State;
-use crate::places::{Claim, Device, DeviceIx, Judged};
-use crate::profile::Profile;
+use crate::lifecycle::cluster::hysteresis::State;
+use crate::lifecycle::cluster::places::{Claim, Device, DeviceIx, Judged};
+use crate::lifecycle::cluster::profile::Profile;
+use crate::lifecycle::cluster::trust::Standing;
+use crate::lifecycle::cluster::watch::Watched;
+use crate::lifecycle::cluster::{Node, NodeIx, Presence};
 use crate::time::Now;
-use crate::trust::Standing;
-use crate::watch::Watched;
 
 /// One place of one node under one question.
 pub(super) struct View<'a, 'b> {

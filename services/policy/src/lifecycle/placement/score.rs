@@ -19,7 +19,7 @@ use fiec_schemas::package::matches;
 use fiec_schemas::submission::{DevicePreference, Preferences};
 
 use super::filters::{View, free_memory, offered_memory};
-use crate::profile::Profile;
+use crate::lifecycle::cluster::profile::Profile;
 
 pub(super) fn score(v: &View<'_, '_>) -> f64 {
     let (slots, held) = (v.node.slots(), v.node.held());

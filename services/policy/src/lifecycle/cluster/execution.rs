@@ -5,9 +5,9 @@ use fiec_schemas::duty::Request;
 use fiec_schemas::scheduling::{Adjustment, Keep, Parked};
 use fiec_schemas::{Cause, Decision, InstanceId, RequestKind, Sequence, Tenant, Timestamp};
 
-use crate::cluster::NodeIx;
-use crate::places::{Claim, DeviceIx};
-use crate::profile::ProfileIx;
+use crate::lifecycle::cluster::NodeIx;
+use crate::lifecycle::cluster::places::{Claim, DeviceIx};
+use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::time::Millis;
 
 /// Stage of an execution.

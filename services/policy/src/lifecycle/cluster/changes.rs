@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::cluster::NodeIx;
+use crate::lifecycle::cluster::NodeIx;
 
 /// The log, at most about as long as the number of nodes. A reader that is further behind re-reads
 /// all nodes.

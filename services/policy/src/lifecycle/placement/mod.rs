@@ -33,12 +33,12 @@ pub(crate) use self::filters::{free_bytes, offered_memory};
 pub use self::ranking::Rankings;
 use self::ranking::{Key, Rank, Ranking};
 pub(crate) use self::reason::{NAMES, Operators};
-use crate::cluster::{Cluster, Execution, NodeIx, Presence};
 use crate::config::Config;
-use crate::execution::Avoided;
 use crate::holds::room::KeptPlaces;
-use crate::places::{Claim, DeviceIx, Wants};
-use crate::profile::{Profile, ProfileIx};
+use crate::lifecycle::cluster::execution::Avoided;
+use crate::lifecycle::cluster::places::{Claim, DeviceIx, Wants};
+use crate::lifecycle::cluster::profile::{Profile, ProfileIx};
+use crate::lifecycle::cluster::{Cluster, Execution, NodeIx, Presence};
 use crate::time::Now;
 
 /// A place or node that the execution must leave.
