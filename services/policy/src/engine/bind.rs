@@ -215,7 +215,7 @@ impl Policy {
             // The compare-and-set will fail and the shell will compare the two submissions.
             return Submitted::Append(vec![Event::Submitted]);
         }
-        if self.life.dirty || self.life.cluster.freed {
+        if self.life.cluster.changed.places {
             // Waiting executions have the first claim on free room.
             self.serve_waiting();
         }
@@ -242,7 +242,8 @@ impl Policy {
             return Submitted::Hold;
         }
         // If the last round did not try all waiting executions, the rest of the queue goes first.
-        let choice = choice.filter(|_| !self.share.fresh || self.life.waiting.is_empty());
+        let choice =
+            choice.filter(|_| !self.life.cluster.changed.newcomers || self.life.waiting.is_empty());
         let mut events = vec![Event::Submitted];
         let (mut stage, mut claim) = (Stage::Pending, Claim::Host);
         if let Some(choice) = choice {

@@ -150,7 +150,7 @@ impl Policy {
             .insert(&self.life.config, now.mono, waiter);
         self.share.crowded.get_or_insert(now.mono);
         self.share.sweep.tried.remove(&id);
-        self.share.fresh = true;
+        self.life.cluster.changed.newcomers = true;
     }
 
     /// Removes an execution from the queue.
@@ -165,10 +165,11 @@ impl Policy {
     /// waiting execution, those that found no place before are not tried again.
     pub(super) fn fill(&mut self) {
         let now = self.life.now;
-        if self.life.dirty {
+        if self.life.cluster.changed.places {
             self.share.sweep = Sweep::default();
         }
-        (self.life.dirty, self.share.fresh) = (false, false);
+        let changed = &mut self.life.cluster.changed;
+        (changed.places, changed.newcomers) = (false, false);
         self.life.waiting.age(&self.life.config, now.mono);
         let mut budget = self.life.config.burst;
         let mut looks = 4 * self.life.config.burst;
@@ -190,7 +191,7 @@ impl Policy {
                     continue;
                 }
                 if budget == 0 || looks == 0 {
-                    self.share.fresh = true;
+                    self.life.cluster.changed.newcomers = true;
                     self.share.sweep = sweep;
                     return;
                 }

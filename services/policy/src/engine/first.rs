@@ -99,13 +99,13 @@ impl Policy {
                 |first: &First| first.key == before.key && before.places.is_within(&first.places);
             before.keeps && (differs || !first.is_some_and(keeps))
         };
-        self.life.dirty |= before.is_some_and(frees);
+        self.life.cluster.changed.places |= before.is_some_and(frees);
     }
 
     fn drop_first(&mut self) {
         self.holds.first_from = 0;
         if self.holds.first.take().is_some() {
-            self.life.dirty = true;
+            self.life.cluster.changed.places = true;
         }
     }
 
@@ -176,7 +176,7 @@ impl Policy {
         if let Some(gang) = self.holds.gangs.get_mut(&first.key) {
             gang.retry_at = Millis(0);
             self.holds.gangs_due.insert(first.key.clone());
-            self.holds.due = true;
+            self.life.cluster.changed.holds = true;
         }
     }
 

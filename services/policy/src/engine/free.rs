@@ -26,7 +26,7 @@ impl Policy {
             && table.entries.contains_key(&id)
         {
             table.to_free.insert(id, Millis(0));
-            self.holds.due = true;
+            self.life.cluster.changed.holds = true;
         }
     }
 
@@ -39,7 +39,7 @@ impl Policy {
         for table in self.holds.tables.values_mut() {
             if table.entries.contains_key(&id) {
                 table.to_free.insert(id, now.mono);
-                self.holds.due = true;
+                self.life.cluster.changed.holds = true;
             }
         }
     }

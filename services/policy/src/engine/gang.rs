@@ -84,7 +84,7 @@ impl Policy {
             self.holds.gangs_due.remove(&key);
         } else {
             self.holds.gangs_due.insert(key);
-            self.holds.due = true;
+            self.life.cluster.changed.holds = true;
         }
     }
 
@@ -109,7 +109,7 @@ impl Policy {
                 members.into_iter().for_each(|id| self.wait_if_pending(id));
             }
             self.holds.gangs_due.insert(key);
-            self.holds.due = true;
+            self.life.cluster.changed.holds = true;
         }
     }
 

@@ -199,7 +199,7 @@ impl Policy {
     /// True if another waiting execution has a place, or a gang gathers places.
     fn others_wait(&mut self) -> bool {
         let _now = self.life.now;
-        if self.share.fresh {
+        if self.life.cluster.changed.newcomers {
             return true;
         }
         let waits = |id| {

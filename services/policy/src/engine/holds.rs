@@ -56,7 +56,7 @@ impl Policy {
             let batch = self.holds.batches.entry(batch).or_default();
             batch.insert(id, held.at_once);
         }
-        self.holds.due = true;
+        self.life.cluster.changed.holds = true;
         self.holds.held.insert(id, Box::new(held));
         self.join_gang(id);
     }
@@ -85,7 +85,7 @@ impl Policy {
         together.size = gang.size;
         together.members.insert(member);
         self.holds.gangs_due.insert(key);
-        self.holds.due = true;
+        self.life.cluster.changed.holds = true;
     }
 
     /// Handles the end of an execution.
@@ -120,7 +120,7 @@ impl Policy {
                 self.holds.waiters.entry(id).or_default().insert(waiter);
                 continue;
             }
-            self.holds.due = true;
+            self.life.cluster.changed.holds = true;
             if held.fails.is_some() {
                 self.holds.failing.insert(waiter);
             } else if held.after.is_empty() {
@@ -211,7 +211,7 @@ impl Policy {
                 if let Some(tenant) = self.life.tenant(id) {
                     let key = (tenant, gang.name.clone());
                     self.holds.gangs_due.insert(key);
-                    self.holds.due = true;
+                    self.life.cluster.changed.holds = true;
                 }
                 return false;
             }
@@ -317,7 +317,7 @@ impl Policy {
             self.holds.swept = now.mono;
             self.sweep_reservations();
         }
-        if !std::mem::take(&mut self.holds.due) && !sweep {
+        if !std::mem::take(&mut self.life.cluster.changed.holds) && !sweep {
             return;
         }
         self.look_at_ledgers();
@@ -337,7 +337,7 @@ impl Policy {
             .map(|(id, _)| *id)
             .take(LOOKS)
             .collect();
-        self.holds.due |= ids.len() == LOOKS;
+        self.life.cluster.changed.holds |= ids.len() == LOOKS;
         for id in ids {
             self.holds.look_at.remove(&id);
             let waiter = self.holds.waiters.get(&id).and_then(|w| w.first());
@@ -374,7 +374,7 @@ impl Policy {
                 continue;
             }
             if self.life.defers(id, self.life.config.grace_ms) {
-                self.holds.due = true;
+                self.life.cluster.changed.holds = true;
                 continue;
             }
             let held = self.holds.held.get(&id);

@@ -300,7 +300,7 @@ impl Policy {
         let had_a_place = before.is_some_and(|(_, epoch)| epoch > 0);
         if moved && had_a_place && !self.life.waiting.is_empty() {
             // Its old slot is free for another execution.
-            self.life.dirty = true;
+            self.life.cluster.changed.places = true;
         }
         if moved || !matches!(stage, Stage::Started(..)) {
             self.life.cluster.clear_order(id);
@@ -505,7 +505,7 @@ impl Policy {
         self.forget_sharing(id);
         self.forget_spread(id);
         if self.life.cluster.remove(id).is_some() && !self.life.waiting.is_empty() {
-            self.life.dirty = true;
+            self.life.cluster.changed.places = true;
         }
     }
 }

@@ -217,7 +217,7 @@ impl Policy {
             } => self.operator_yield(ticket, execution, to.as_ref(), &who),
             Input::Tenant { tenant, weight } => {
                 self.life.cluster.tenants.set_weight(&tenant, weight);
-                self.life.dirty = true;
+                self.life.cluster.changed.places = true;
             }
             Input::Connected { connected } => {
                 self.life.connected = connected;
@@ -243,8 +243,7 @@ impl Policy {
             return;
         }
         self.act_on_holds();
-        self.life.dirty |= std::mem::take(&mut self.life.cluster.freed);
-        if self.life.dirty || self.share.fresh {
+        if self.life.cluster.changed.may_fill() {
             self.fill();
         }
     }
@@ -306,6 +305,7 @@ impl Policy {
     /// After a stall or a lost connection of this process, silence of nodes does not count.
     fn start_clocks_anew(&mut self, now: Millis) {
         self.holds.distrust();
+        self.life.cluster.changed.holds = true;
         for ix in self.life.cluster.keys() {
             let node = self.life.cluster.node_mut(ix);
             node.heard = node.heard.max(now);
@@ -322,7 +322,7 @@ impl Policy {
     fn begin(&mut self) {
         let now = self.life.now;
         self.life.loaded = true;
-        self.life.dirty = true;
+        self.life.cluster.changed.places = true;
         self.holds.began = now.mono;
         self.life.last_tick = Some(now.mono);
         self.start_clocks_anew(now.mono);

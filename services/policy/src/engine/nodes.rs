@@ -59,7 +59,7 @@ impl Lifecycle {
         };
         if self.loaded && matches!(self.cluster.node(ix).presence, Presence::Lost { .. }) {
             self.cluster.node_mut(ix).presence = Presence::Up;
-            self.dirty = true;
+            self.cluster.changed.places = true;
             let detail = "its worker writes again".to_owned();
             self.record(ix, NodeEventKind::Returned, detail, None);
         }
@@ -210,7 +210,7 @@ impl Policy {
                 self.life.watch_override(ix, profile);
             }
         }
-        self.life.dirty = true;
+        self.life.cluster.changed.places = true;
         if new_life {
             let detail = format!("{} slots, {}", descriptor.slots, descriptor.isa);
             self.life.record(
@@ -234,7 +234,7 @@ impl Policy {
         let ix = self.life.cluster.intern(now.mono, name);
         let node = self.life.cluster.node_mut(ix);
         let before = std::mem::replace(&mut node.flags, flags.clone());
-        self.life.dirty = true;
+        self.life.cluster.changed.places = true;
         if !self.life.loaded {
             return;
         }
@@ -310,7 +310,7 @@ impl Policy {
         }
         let news = first || offers || was != Presence::Up;
         if self.life.watch_node(ix, other) || news || self.life.waits_for_memory() {
-            self.life.dirty = true;
+            self.life.cluster.changed.places = true;
         }
         if self.life.loaded {
             self.life.say_viability(ix);
@@ -324,14 +324,14 @@ impl Policy {
     pub(super) fn look_at_node(&mut self, ix: NodeIx) {
         let now = self.life.now;
         if self.life.watch_node(ix, false) {
-            self.life.dirty = true;
+            self.life.cluster.changed.places = true;
         }
         if self.life.cluster.node(ix).descriptor.is_some() {
             self.life.say_viability(ix);
         }
         let node = self.life.cluster.node_quietly(ix);
         if node.starts.pass(now.mono, &self.life.config) {
-            self.life.dirty = true;
+            self.life.cluster.changed.places = true;
             self.life.cluster.changed(ix);
         }
         let limit = self.life.config.liveness_ms;
@@ -387,7 +387,7 @@ impl Policy {
                 if node.confirmed.is_none_or(|(c, _)| c != instance) {
                     node.confirmed = Some((instance, now.mono));
                 }
-                self.life.dirty = true;
+                self.life.cluster.changed.places = true;
                 if matches!(was, Presence::Lost { .. }) {
                     self.life.record(
                         ix,

@@ -243,7 +243,7 @@ impl Policy {
         });
         if own && let Some(table) = self.holds.tables.get_mut(&tenant) {
             table.to_free.insert(id, now.mono);
-            self.holds.due = true;
+            self.life.cluster.changed.holds = true;
         }
     }
 

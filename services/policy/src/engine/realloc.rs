@@ -54,7 +54,7 @@ impl Policy {
         let is_parked = self.life.cluster.execution(id).and_then(|e| e.parked());
         if is_parked != view.state.parked {
             self.life.cluster.set_parked(id, view.state.parked);
-            self.life.dirty = true;
+            self.life.cluster.changed.places = true;
         }
         let Some(e) = self.life.cluster.execution_mut(id) else {
             return;
@@ -290,7 +290,7 @@ impl Policy {
     pub(super) fn gave_way(&mut self, now: Now, by: ExecutionId) {
         self.share.asking.remove(&by);
         self.share.promised.insert(by, now.mono);
-        self.life.dirty = true;
+        self.life.cluster.changed.places = true;
         self.hurry_gang(by);
     }
 

@@ -78,7 +78,9 @@ impl Policy {
             let profile = self.life.cluster.profiles.get(e.profile);
             let priority = profile.map_or(0, |p| p.priority);
             let place = (Reverse(priority), e.submitted_at, id);
-            self.holds.enqueue(tenant, place, from);
+            if self.holds.enqueue(tenant, place, from) {
+                self.life.cluster.changed.holds = true;
+            }
         }
     }
 
@@ -109,7 +111,7 @@ impl Policy {
         if let Some(table) = self.holds.tables.get_mut(tenant) {
             (table.scanned, table.amended) = (false, false);
         }
-        self.holds.due = true;
+        self.life.cluster.changed.holds = true;
         // Executions that queued for a limit that is gone wait for a place only.
         let queued = self.holds.queue.get(tenant).cloned().unwrap_or_default();
         let limits = self.holds.limits(tenant);
@@ -135,8 +137,8 @@ impl Policy {
         if !self.holds.learn_table(tenant, seq, table, answer) {
             return;
         }
-        self.holds.due = true;
-        self.life.dirty = true;
+        self.life.cluster.changed.holds = true;
+        self.life.cluster.changed.places = true;
         let queued: Vec<_> = self
             .holds
             .queue
@@ -239,10 +241,10 @@ impl Policy {
         for (_, id) in orphans {
             self.holds.look_at.entry(id).or_insert(now.mono);
         }
-        self.holds.due |= !self.holds.queue.is_empty();
+        self.life.cluster.changed.holds |= !self.holds.queue.is_empty();
         let tables = self.holds.tables.values();
-        self.holds.due |= tables.into_iter().any(|t| !t.entries.is_empty());
-        self.holds.due |= !self.holds.gangs_due.is_empty();
+        self.life.cluster.changed.holds |= tables.into_iter().any(|t| !t.entries.is_empty());
+        self.life.cluster.changed.holds |= !self.holds.gangs_due.is_empty();
     }
 
     /// Requests wanted and free reservations, one change of a tenant at a time.

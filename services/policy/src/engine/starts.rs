@@ -48,7 +48,7 @@ impl Lifecycle {
                 _ => arrived,
             };
             if self.cluster.node_mut(ix).starts.succeeded(&program, bound) {
-                self.dirty = true;
+                self.cluster.changed.places = true;
                 let detail = format!("{program} computes there");
                 self.record(ix, NodeEventKind::StartsAgain, detail, None);
             }

@@ -76,7 +76,7 @@ impl Policy {
         }
         trust.proof.clone_from(&proof);
         trust.refused.clone_from(&refused);
-        self.life.dirty = true;
+        self.life.cluster.changed.places = true;
         let young = proof
             .as_ref()
             .is_some_and(|p| now.wall.micros() - p.at.micros() < YOUNG_US);
@@ -102,7 +102,7 @@ impl Policy {
         }
         let ix = self.life.cluster.intern(now.mono, name);
         self.life.cluster.node_mut(ix).trust.quarantine = quarantine;
-        self.life.dirty = true;
+        self.life.cluster.changed.places = true;
         if self.life.loaded {
             self.take_away(ix);
         }

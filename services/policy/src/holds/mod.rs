@@ -354,8 +354,6 @@ pub struct Holds {
     pub queued: BTreeMap<ExecutionId, Queued>,
     /// Reservations of this replica whose executions wait for a place, with the time since when.
     pub unplaced: BTreeMap<ExecutionId, Millis>,
-    /// A change must be acted on.
-    pub due: bool,
     /// Time of the last complete sweep.
     pub swept: Millis,
     /// Time at which the ledgers had been read.
@@ -427,7 +425,6 @@ impl Holds {
         for table in self.tables.values_mut() {
             table.fresh = false;
         }
-        self.due = true;
     }
 
     /// True if this replica may bind a pending execution under its reservation.
@@ -439,16 +436,17 @@ impl Holds {
         })
     }
 
-    /// Queues an execution for a reservation, no earlier than `from`.
-    pub fn enqueue(&mut self, tenant: &Tenant, place: Place, from: Millis) {
+    /// Queues an execution for a reservation, no earlier than `from`. Returns false if it is queued
+    /// already.
+    pub fn enqueue(&mut self, tenant: &Tenant, place: Place, from: Millis) -> bool {
         if self.queued.contains_key(&place.2) {
-            return;
+            return false;
         }
         let left = None;
         self.queued.insert(place.2, Queued { place, from, left });
         let queue = self.queue.entry(tenant.clone()).or_default();
         queue.insert(place);
-        self.due = true;
+        true
     }
 
     /// Removes an execution from that queue.

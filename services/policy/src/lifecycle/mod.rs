@@ -35,8 +35,6 @@ pub(crate) struct Lifecycle {
     pub(crate) replicas: Replicas,
     /// Executions that must be bound, in queue order.
     pub(crate) waiting: Waiting,
-    /// A change may have freed a place for a waiting execution.
-    pub(crate) dirty: bool,
     pub(crate) connected: bool,
     pub(crate) loaded: bool,
     /// The policy binds nothing before this moment: holders append what the broker has lost.
@@ -66,7 +64,6 @@ impl Lifecycle {
             rankings: Rankings::default(),
             replicas: Replicas::new(own),
             waiting: Waiting::default(),
-            dirty: false,
             connected: true,
             loaded: false,
             heal_until: Millis(0),

@@ -41,8 +41,6 @@ pub struct Memory {
     pub window: Option<NodeIx>,
     /// Failed attempts since the last change.
     pub sweep: Sweep,
-    /// True if a waiting execution was not tried yet.
-    pub fresh: bool,
 }
 
 impl Memory {

@@ -2,6 +2,7 @@
 //! ledger's last message is read again before an append to it.
 
 pub mod capacity;
+mod changed;
 pub mod changes;
 pub mod execution;
 pub mod hysteresis;
@@ -27,7 +28,7 @@ use fiec_schemas::{
 use slotmap::SlotMap;
 
 use self::capacity::Speed;
-use self::changes::Changes;
+use self::changed::Changed;
 use self::places::{Claim, DeviceIx, Devices, Judged};
 use self::profile::{Profile, ProfileIx, Profiles};
 use self::quick::QuickMap;
@@ -279,14 +280,12 @@ pub struct Cluster {
     named: QuickMap<NodeId, NodeIx>,
     /// Nodes ordered by name.
     by_name: BTreeMap<NodeId, NodeIx>,
-    /// The log of changed nodes.
-    pub changes: Changes,
+    /// What has changed.
+    pub(crate) changed: Changed,
     /// Profiles in use.
     pub profiles: Profiles,
     /// The tenants' held slots and usage.
     pub tenants: Tenants,
-    /// True after a place became free. The reader of the flag clears it.
-    pub freed: bool,
     executions: QuickMap<ExecutionId, Box<Execution>>,
     /// Number of parked executions.
     parked: u32,
@@ -357,7 +356,7 @@ impl Cluster {
 
     /// Marks a node for re-ranking.
     pub fn changed(&mut self, ix: NodeIx) {
-        self.changes.note(ix, self.nodes.len());
+        self.changed.node(ix, self.nodes.len());
     }
 
     /// All nodes, ordered by name.
@@ -523,7 +522,7 @@ impl Cluster {
             return;
         }
         if let Some(ix) = before.node {
-            self.freed |= before.slot && !after.slot
+            self.changed.places |= before.slot && !after.slot
                 || before.node != after.node
                 || before.claim != after.claim;
             let node = self.node_mut(ix);
@@ -550,7 +549,7 @@ impl Cluster {
             let node = self.node_mut(to);
             node.expected = node.expected.saturating_sub(1);
             node.devices.remove(order.claim);
-            self.freed = true;
+            self.changed.places = true;
         }
         Some(order)
     }

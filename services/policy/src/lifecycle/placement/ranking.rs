@@ -125,7 +125,7 @@ impl Ranking {
     }
 
     fn catch_up(&mut self, search: &Search<'_, '_>) {
-        let changes = &search.cluster.changes;
+        let changes = search.cluster.changed.nodes();
         match changes.since(self.seen) {
             Some(changed) => changed.for_each(|ix| self.look_at(search, ix)),
             None => self.look_at_all(search),
