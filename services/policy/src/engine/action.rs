@@ -193,7 +193,7 @@ pub enum Action {
 
 impl Action {
     /// Publishes a record.
-    pub(super) fn record(record: Record) -> Self {
+    pub(crate) fn record(record: Record) -> Self {
         Self::Record {
             record: Box::new(record),
         }

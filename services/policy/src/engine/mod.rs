@@ -57,7 +57,6 @@ mod requests;
 mod reserve;
 mod room;
 mod spread;
-mod starts;
 mod tell;
 mod trust;
 mod verify;
@@ -221,7 +220,7 @@ impl Policy {
             }
             Input::Connected { connected } => {
                 self.life.connected = connected;
-                self.start_clocks_anew(now.mono);
+                self.start_clocks_anew();
             }
             Input::Lost => self.life.heal_until = now.mono.plus(self.life.config.heal_ms),
             Input::Loaded => self.begin(),
@@ -257,7 +256,7 @@ impl Policy {
             .is_some_and(|last| now.mono.since(last) > self.life.config.stall_ms)
         {
             self.life.last_tick = Some(now.mono);
-            self.start_clocks_anew(now.mono);
+            self.start_clocks_anew();
         }
     }
 
@@ -303,19 +302,10 @@ impl Policy {
     }
 
     /// After a stall or a lost connection of this process, silence of nodes does not count.
-    fn start_clocks_anew(&mut self, now: Millis) {
+    fn start_clocks_anew(&mut self) {
         self.holds.distrust();
         self.life.cluster.changed.holds = true;
-        for ix in self.life.cluster.keys() {
-            let node = self.life.cluster.node_mut(ix);
-            node.heard = node.heard.max(now);
-            if matches!(
-                node.presence,
-                crate::lifecycle::cluster::Presence::Probing { .. }
-            ) {
-                node.presence = crate::lifecycle::cluster::Presence::Up;
-            }
-        }
+        self.life.start_clocks_anew();
     }
 
     /// The initial load is complete: timers start.
@@ -325,6 +315,6 @@ impl Policy {
         self.life.cluster.changed.places = true;
         self.holds.began = now.mono;
         self.life.last_tick = Some(now.mono);
-        self.start_clocks_anew(now.mono);
+        self.start_clocks_anew();
     }
 }

@@ -11,42 +11,15 @@
 use fiec_schemas::messages::Holding;
 use fiec_schemas::{ExecutionId, InstanceId, NodeId};
 
+use super::Policy;
 use super::bind::Placed;
-use super::{Action, Policy};
-use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::execution::Missing;
-use crate::lifecycle::cluster::{NodeIx, Presence, Stage};
-
-impl Lifecycle {
-    /// Asks a node what it holds, if executions have started there and the last question is old
-    /// enough.
-    pub(crate) fn ask_for_holdings(&mut self, ix: NodeIx) {
-        let now = self.now;
-        let interval = self.config.holdings_ms;
-        let node = self.cluster.node_quietly(ix);
-        let started = node.started.saturating_add(node.parked);
-        if started == 0 || node.presence != Presence::Up || now.mono < node.holdings_due {
-            return;
-        }
-        node.holdings_asked = now.mono;
-        node.holdings_due = now.mono.plus(interval);
-        self.out.push(Action::AskHoldings {
-            node: node.id.clone(),
-        });
-    }
-
-    /// A node said that it does not hold an execution: ask it for all holdings at once.
-    pub(crate) fn suspect(&mut self, ix: NodeIx) {
-        let now = self.now;
-        let node = self.cluster.node_quietly(ix);
-        node.holdings_due = node.holdings_due.min(now.mono);
-    }
-}
+use crate::lifecycle::cluster::{NodeIx, Stage};
 
 impl Policy {
     /// Compares the executions that have started on a node with the node's answer.
     pub(super) fn reconcile(&mut self, name: &NodeId, instance: InstanceId, held: &[Holding]) {
-        let now = self.life.now;
+        let _now = self.life.now;
         let Some(ix) = self.life.cluster.find(name) else {
             return;
         };
@@ -81,8 +54,7 @@ impl Policy {
                 }
                 Some(Missing::Since(_) | Missing::Orphaned) => {}
             }
-            let node = self.life.cluster.node_quietly(ix);
-            node.holdings_due = node.holdings_due.min(now.mono.plus(confirm_ms));
+            self.life.ask_again_within(ix, confirm_ms);
         }
         for id in orphans {
             self.bind_orphan(id, ix);

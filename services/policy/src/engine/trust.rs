@@ -6,11 +6,10 @@ use std::sync::Arc;
 
 use fiec_schemas::messages::{ContractStanding, Record};
 use fiec_schemas::substrate::HOST;
-use fiec_schemas::trust::{Quarantine, Quarantined, SignedProof};
+use fiec_schemas::trust::{Quarantine, SignedProof};
 use fiec_schemas::{Cause, Contract, ExecutionId, NodeDescriptor, NodeId};
 
 use super::{Action, Good, Judged, Policy};
-use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::places::Claim;
 use crate::lifecycle::cluster::{Node, NodeIx, Stage};
 use crate::time::Now;
@@ -38,45 +37,17 @@ pub(super) fn standings(node: &Node, d: &NodeDescriptor, now: Now) -> Vec<Contra
     all
 }
 
-impl Lifecycle {
-    /// True if this replica acts for a node.
-    pub(crate) fn speaks_for(&self, name: &NodeId) -> bool {
-        self.replicas.prefers_self(name.as_str().as_bytes())
-    }
-
-    /// Takes contracts away that a node's own canaries have broken: from a device, or from the
-    /// whole node if its host failed, because programs on devices use the host as well.
-    fn take_broken(&mut self, ix: NodeIx) {
-        let node = self.cluster.node(ix);
-        if !self.loaded || !self.speaks_for(&node.id) {
-            return;
-        }
-        self.out
-            .extend(node.trust.broken().into_iter().map(|r| Action::Quarantine {
-                node: node.id.clone(),
-                contract: r.contract,
-                substrate: (r.substrate != HOST).then(|| r.substrate.clone()),
-                reason: r.detail.clone(),
-            }));
-    }
-}
-
 impl Policy {
     /// Stores a node's proof, with the result of the signature check.
     pub(super) fn proof(&mut self, name: &NodeId, signed: &SignedProof, judged: Judged) {
         let now = self.life.now;
-        let ix = self.life.cluster.intern(now.mono, name);
-        let trust = &mut self.life.cluster.node_mut(ix).trust;
         let (proof, refused) = match judged {
             Judged::Counts(proof) => (Some(Arc::new(proof)), None),
             Judged::Not(reason) => (None, Some(reason)),
         };
-        if trust.proof == proof && trust.refused == refused {
+        let Some(ix) = self.life.set_proof(name, proof.clone(), refused.clone()) else {
             return;
-        }
-        trust.proof.clone_from(&proof);
-        trust.refused.clone_from(&refused);
-        self.life.cluster.changed.places = true;
+        };
         let young = proof
             .as_ref()
             .is_some_and(|p| now.wall.micros() - p.at.micros() < YOUNG_US);
@@ -95,39 +66,14 @@ impl Policy {
 
     /// Stores the contracts that a node has lost.
     pub(super) fn quarantine(&mut self, name: &NodeId, quarantine: Quarantine) {
-        let now = self.life.now;
-        // The key of a forgotten node was deleted.
-        if quarantine == Quarantine::default() && self.life.cluster.find(name).is_none() {
-            return;
-        }
-        let ix = self.life.cluster.intern(now.mono, name);
-        self.life.cluster.node_mut(ix).trust.quarantine = quarantine;
-        self.life.cluster.changed.places = true;
-        if self.life.loaded {
+        if let Some(ix) = self.life.set_quarantine(name, quarantine) {
             self.take_away(ix);
         }
     }
 
     /// Takes a contract away from a node with a refuted result. The loss counts here at once.
     pub(super) fn convict(&mut self, ix: NodeIx, reason: String) {
-        let now = self.life.now;
-        let contract = Contract::Bitwise;
-        let node = self.life.cluster.node_mut(ix);
-        if node.trust.quarantine.of(contract, None).is_none() {
-            node.trust.quarantine.entries.push(Quarantined {
-                contract,
-                substrate: None,
-                reason: reason.clone(),
-                who: "policy".to_owned(),
-                at: now.wall,
-            });
-            self.life.out.push(Action::Quarantine {
-                node: node.id.clone(),
-                contract,
-                substrate: None,
-                reason,
-            });
-        }
+        self.life.set_convicted(ix, reason);
         self.take_away(ix);
     }
 

@@ -1,10 +1,15 @@
 //! The life cycle of executions on nodes: the cluster as it is known, and what changes it.
 
 pub mod cluster;
+mod ledger;
+mod nodes;
 mod pace;
 pub mod placement;
 mod placing;
+mod reconcile;
 pub mod replicas;
+mod starts;
+mod trust;
 
 use std::collections::BTreeMap;
 

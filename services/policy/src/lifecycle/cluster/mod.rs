@@ -328,14 +328,14 @@ impl Cluster {
     }
 
     /// Mutable access to a node; marks it as changed.
-    pub fn node_mut(&mut self, ix: NodeIx) -> &mut Node {
+    pub(in crate::lifecycle) fn node_mut(&mut self, ix: NodeIx) -> &mut Node {
         self.changed(ix);
         self.node_quietly(ix)
     }
 
     /// Mutable access that does not mark the node for re-ranking. Call [`Cluster::changed`] after
     /// you modify a field that placement reads.
-    pub fn node_quietly(&mut self, ix: NodeIx) -> &mut Node {
+    pub(in crate::lifecycle) fn node_quietly(&mut self, ix: NodeIx) -> &mut Node {
         match self.nodes.get_mut(ix) {
             Some(node) => node,
             None => {
