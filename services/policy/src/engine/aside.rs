@@ -74,7 +74,6 @@ fn waited_ms(now: Now, e: &Execution) -> u64 {
 impl Policy {
     /// Orders a park if the pause keeps memory, otherwise a yield without a destination.
     pub(super) fn set_aside(&mut self, gives: GivesWay, cause: Cause) {
-        let _now = self.life.now;
         let kept = self.kept_of(gives);
         let Cause::Preempted { rule, by, reason } = cause else {
             return self.life.order_yield(gives.id, cause);
@@ -93,7 +92,6 @@ impl Policy {
 
     /// What its pause would keep. None if the execution cannot park.
     fn kept_of(&self, gives: GivesWay) -> Option<Kept> {
-        let _now = self.life.now;
         if self.memory_presses(gives.node) {
             return None;
         }
@@ -277,7 +275,6 @@ impl Policy {
 
     /// Gives up what the park keeps if that costs more than a new start. Returns true if it did.
     fn give_up_aside(&mut self, id: ExecutionId, waited: u64) -> bool {
-        let _now = self.life.now;
         // A pause is expected to last as long again as it has lasted.
         let expected_ms = waited.max(self.life.config.slice_ms);
         let Some(pause) = self.pause_of(id, expected_ms) else {

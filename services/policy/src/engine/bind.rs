@@ -7,11 +7,11 @@ use serde::Serialize;
 use super::refusal::YieldRefusal;
 use super::{Action, Policy, Ticket};
 use crate::holds::HoldSpec;
-use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::places::Claim;
 use crate::lifecycle::cluster::profile::ProfileIx;
-use crate::lifecycle::cluster::{Attained, Execution, NodeIx, Presence, Stage};
-use crate::lifecycle::placement::{Ask, Choice, Leaving};
+use crate::lifecycle::cluster::{NodeIx, Stage};
+use crate::lifecycle::orders::leaves;
+use crate::lifecycle::placement::{Ask, Choice};
 use crate::time::{Millis, Now};
 
 /// Result of an attempt to bind an execution.
@@ -25,19 +25,6 @@ pub(super) enum Placed {
     Deferred,
     /// The execution needs no binding.
     Moot,
-}
-
-/// What an execution must leave for this cause: only its device if the device presses, else its
-/// node.
-pub(super) fn leaves(e: &Execution, node: NodeIx, cause: &Cause) -> Leaving {
-    match cause {
-        Cause::Pressure { evidence } if evidence.device.is_some() => {
-            Leaving::Place(node, e.device())
-        }
-        // Another device of the same node may have more memory.
-        Cause::Asked { .. } if e.device().is_some() => Leaving::Place(node, e.device()),
-        _ => Leaving::Node(node),
-    }
 }
 
 /// A submission whose execution is not known yet.
@@ -76,116 +63,6 @@ pub enum Submitted {
     /// Every suitable node is full, and the policy stores nothing. Submit it again when an
     /// execution has completed.
     Hold,
-}
-
-impl Lifecycle {
-    /// Inserts a new execution: pending, with its first append in flight.
-    fn insert_new(
-        &mut self,
-        id: ExecutionId,
-        tenant: &Tenant,
-        profile: ProfileIx,
-        submitted_at: Timestamp,
-    ) {
-        let now = self.now;
-        let mut new = Execution {
-            tenant: tenant.clone(),
-            seq: 0,
-            epoch: 0,
-            profile,
-            in_flight: None,
-            long: false,
-            stage: Stage::Pending,
-            claim: Claim::Host,
-            since: now.mono,
-            arrived: now.mono,
-            due: Millis(0),
-            submitted_at,
-            state_bytes: 0,
-            state_seq: 0,
-            attained: Attained::default(),
-            extra: None,
-        };
-        new.begin_append();
-        self.cluster.insert(id, new);
-    }
-
-    fn bound(
-        &self,
-        epoch: u64,
-        choice: Choice,
-        cause: Cause,
-    ) -> Option<(Event, fiec_schemas::InstanceId)> {
-        let node = self.cluster.node(choice.node);
-        let instance = node.descriptor.as_ref()?.instance;
-        let event = Event::Bound {
-            epoch,
-            node: node.id.clone(),
-            instance,
-            substrate: node.devices.id_of(choice.device).to_owned(),
-            cause,
-            decision: Some(choice.decision),
-        };
-        Some((event, instance))
-    }
-
-    /// Time at which the first avoided node may be tried again; 0 if none is avoided.
-    pub(crate) fn next_chance(&self, id: ExecutionId) -> Millis {
-        let now = self.now;
-        let avoided = self
-            .cluster
-            .execution(id)
-            .map_or(&[][..], Execution::avoided);
-        let later = avoided.iter().map(|a| a.until).filter(|at| *at > now.mono);
-        later.min().unwrap_or(Millis(0))
-    }
-
-    /// The reason why its node counts as lost for it, if it does.
-    pub(crate) fn loss(&self, now: Now, id: ExecutionId) -> Option<Cause> {
-        let e = self.cluster.execution(id)?;
-        let (Stage::Bound(ix, instance) | Stage::Started(ix, instance)) = e.stage else {
-            return None;
-        };
-        let node = self.cluster.node(ix);
-        if e.is_orphan() {
-            let reason = format!("{} does not hold it", node.id);
-            return Some(Cause::Orphaned { reason });
-        }
-        let silent_ms = now.mono.since(node.heard);
-        if matches!(node.presence, Presence::Lost { .. }) {
-            return Some(Cause::Lost { silent_ms });
-        }
-        // Another instance of the agent answers, so the one that held the execution is gone. A
-        // binding that arrived later may name an instance that is not known here yet.
-        let (confirmed, since) = node.confirmed?;
-        let current = node
-            .descriptor
-            .as_ref()
-            .is_some_and(|d| d.instance == confirmed);
-        (current && instance != confirmed && e.arrived < since).then_some(Cause::Lost { silent_ms })
-    }
-
-    /// True while this replica leaves an execution to the preferred one.
-    pub(crate) fn defers(&mut self, id: ExecutionId, grace_ms: u64) -> bool {
-        let now = self.now;
-        if self.is_mine(id) {
-            return false;
-        }
-        let Some(e) = self.cluster.execution_mut(id) else {
-            return false;
-        };
-        let since = *e.extra().deferred.get_or_insert(now.mono);
-        if now.mono.since(since) >= grace_ms {
-            return false;
-        }
-        self.cluster.set_due(id, since.plus(grace_ms));
-        true
-    }
-
-    /// Time until the first review of a binding, in ms.
-    pub(crate) fn balance_check(&self) -> u64 {
-        self.config.balance_ms.min(self.config.take_ms)
-    }
 }
 
 impl Policy {
@@ -380,20 +257,13 @@ impl Policy {
         let Some((event, instance)) = self.life.bound(e.epoch + 1, choice, cause) else {
             return;
         };
-        if let Some(e) = self.life.cluster.execution_mut(id) {
-            e.begin_append();
-        }
+        self.life.begin_append(id);
         self.life.cluster.clear_order(id);
         self.life
             .cluster
             .set_stage(id, Stage::Bound(node, instance), claim, now.mono);
         self.life.cluster.set_due(id, Millis(0));
-        if let Some(e) = self.life.cluster.execution_mut(id) {
-            e.arrived = now.mono;
-            if let Some(extra) = &mut e.extra {
-                extra.missing = None;
-            }
-        }
+        self.life.note_choice(id);
         self.life.out.push(Action::Append {
             execution: id,
             tenant,
@@ -496,9 +366,7 @@ impl Policy {
             {
                 return;
             }
-            if let Some(e) = self.life.cluster.execution_mut(id) {
-                e.extra().resent = resent.saturating_add(1);
-            }
+            self.life.note_resent(id, resent.saturating_add(1));
             self.life.send_capsule(id);
         }
         self.life.cluster.set_due(id, again);

@@ -46,7 +46,6 @@ impl Policy {
     /// Holds an execution instead of binding it again if too many workers have ended while they
     /// computed it. Returns true if it does.
     pub(super) fn hold_if_deadly(&mut self, id: ExecutionId, cause: &Cause) -> bool {
-        let _now = self.life.now;
         let limit = self.life.config.deadly_workers as usize;
         let Some(e) = self.life.cluster.execution(id) else {
             return false;

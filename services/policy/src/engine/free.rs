@@ -8,7 +8,7 @@
 use fiec_schemas::quota::Reservation;
 use fiec_schemas::{ExecutionId, Tenant};
 
-use super::{Action, Policy};
+use super::Policy;
 use crate::holds::Seen;
 use crate::holds::reserve::Change;
 use crate::lifecycle::cluster::{Execution, Stage};
@@ -88,22 +88,10 @@ impl Policy {
 
     /// Appends a message without events, so that an append of the gone replica must fail.
     fn fence(&mut self, id: ExecutionId) {
-        let Some(e) = self
-            .life
-            .cluster
-            .execution_mut(id)
-            .filter(|e| !e.is_appending())
-        else {
-            return;
-        };
-        e.begin_append();
-        self.life.out.push(Action::Append {
-            execution: id,
-            tenant: e.tenant.clone(),
-            expected: e.seq,
-            events: Vec::new(),
-            ticket: None,
-        });
+        let e = self.life.cluster.execution(id);
+        if e.is_some_and(|e| !e.is_appending()) {
+            self.life.append(id, Vec::new());
+        }
     }
 
     /// True for a reservation whose owner is gone. Shortly after this replica's start it is false:

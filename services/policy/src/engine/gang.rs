@@ -318,24 +318,15 @@ impl Policy {
             gang.given_back = true;
             gang.retry_at = now.mono.plus(AGAIN_MS);
         }
-        let Some(e) = self.life.cluster.execution_mut(id) else {
-            return true;
+        let refused = Event::Refused {
+            reason: format!(
+                "given back: its gang {} was not bound in full within {limit} ms",
+                key.1
+            ),
+            offer: 0,
+            fault: None,
         };
-        e.begin_append();
-        self.life.out.push(Action::Append {
-            execution: id,
-            tenant: e.tenant.clone(),
-            expected: e.seq,
-            events: vec![Event::Refused {
-                reason: format!(
-                    "given back: its gang {} was not bound in full within {limit} ms",
-                    key.1
-                ),
-                offer: 0,
-                fault: None,
-            }],
-            ticket: None,
-        });
+        self.life.append(id, vec![refused]);
         true
     }
 

@@ -198,7 +198,6 @@ impl Policy {
 
     /// True if another waiting execution has a place, or a gang gathers places.
     fn others_wait(&mut self) -> bool {
-        let _now = self.life.now;
         if self.life.cluster.changed.newcomers {
             return true;
         }
@@ -224,7 +223,6 @@ impl Policy {
     /// True if one more execution like this finds a place: on a node without a member, or on any
     /// free device if the members run on devices.
     fn has_room(&mut self, like: ExecutionId, live: &[ExecutionId]) -> bool {
-        let _now = self.life.now;
         let Some(e) = self.life.cluster.execution(like) else {
             return false;
         };

@@ -363,7 +363,6 @@ impl Policy {
     }
 
     fn fail_what_cannot_run(&mut self) {
-        let _now = self.life.now;
         let ids: Vec<_> = self.holds.failing.iter().copied().collect();
         for id in ids {
             let Some(e) = self.life.cluster.execution(id) else {

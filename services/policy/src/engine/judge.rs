@@ -305,7 +305,7 @@ impl Policy {
 
     /// Appends `verified` and `completed` once everything of an execution is verified.
     pub(super) fn finish(&mut self, id: ExecutionId) {
-        let now = self.life.now;
+        let _now = self.life.now;
         let Some(check) = self.checks.get(&id) else {
             return;
         };
@@ -318,22 +318,15 @@ impl Policy {
             by: by.take(VERIFIERS_LIMIT).collect(),
             segments,
         };
-        let Some(e) = self.life.cluster.execution_mut(id) else {
+        let Some(e) = self.life.cluster.execution(id) else {
             return;
         };
         // An append in flight settles first; a later tick tries again.
         if e.is_appending() || e.stage != Stage::Verifying {
             return;
         }
-        e.begin_append();
-        e.since = now.mono;
-        self.life.out.push(Action::Append {
-            execution: id,
-            tenant: e.tenant.clone(),
-            expected: e.seq,
-            events: vec![verified, completed],
-            ticket: None,
-        });
+        self.life.wait_anew(id);
+        self.life.append(id, vec![verified, completed]);
         self.drop_kept(id);
     }
 

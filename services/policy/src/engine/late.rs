@@ -53,7 +53,6 @@ impl Policy {
 
     /// Fails a waiting execution instead of binding it.
     pub(super) fn let_fail(&mut self, id: ExecutionId) -> Placed {
-        let _now = self.life.now;
         if self.life.defers(id, self.life.config.grace_ms) {
             return Placed::Deferred;
         }

@@ -125,8 +125,7 @@ impl Policy {
                 ProfileIx::UNKNOWN
             }
         };
-        if let Some(e) = self.life.cluster.execution_mut(id) {
-            e.profile = profile;
+        if self.life.set_profile(id, profile).is_some() {
             return true;
         }
         let since = now.moment_of(view.state.at());
@@ -177,10 +176,8 @@ impl Policy {
         let who = view
             .event(EventKind::Adjusted)
             .and_then(|a| a.who.as_deref());
-        if let Some(e) = self.life.cluster.execution_mut(id) {
-            e.profile = new;
-            e.extra().changed_by = who.map(Into::into);
-        }
+        self.life.set_profile(id, new);
+        self.life.note_change(id, who);
         self.life.cluster.release_profile(old);
         self.life.cluster.claim_anew(id);
     }
@@ -259,11 +256,8 @@ impl Policy {
             profile.adjust(&change);
         }
         let profile = self.life.acquire(profile);
-        if let Some(e) = self.life.cluster.execution_mut(id) {
-            e.profile = profile;
-            if e.stage == Stage::Pending && !e.is_appending() {
-                self.wait(id);
-            }
+        if self.life.set_profile(id, profile) == Some((Stage::Pending, false)) {
+            self.wait(id);
         }
         self.note_deadline(id);
         self.life.cluster.claim_anew(id);

@@ -25,9 +25,7 @@
 mod absent;
 mod action;
 mod adopt;
-mod aging;
 mod appends;
-mod arriving;
 mod aside;
 mod beliefs;
 mod bind;

@@ -147,7 +147,6 @@ impl Policy {
     }
 
     fn trim(&mut self, tenant: &Tenant, quota: &Quota, mut all: Vec<Entry>) {
-        let _now = self.life.now;
         let count = all.len();
         all.retain(|entry| !self.is_going(entry.id));
         let has: Vec<Has> = all.iter().map(|entry| entry.has).collect();

@@ -191,13 +191,11 @@ impl Policy {
         let first = first.filter(|f| f.keeps || f.members.contains(&contender.id));
         let kept = first.map(|first| Arc::clone(&first.places));
         let node = self.life.cluster.node(victim.node).id.clone();
-        if let Some(e) = self.life.cluster.execution_mut(contender.id) {
-            let note = format!(
-                "{} on {node} gives way to it at its next boundary",
-                victim.id
-            );
-            e.extra().note = Some(note);
-        }
+        let note = format!(
+            "{} on {node} gives way to it at its next boundary",
+            victim.id
+        );
+        self.life.note(contender.id, note);
         // If only its device is wanted, another device of the same node will do.
         let node = self.life.cluster.node(victim.node);
         let leaving = match victim.claim.device() {

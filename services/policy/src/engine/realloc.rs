@@ -10,7 +10,6 @@ use fiec_schemas::{Cause, EventKind, ExecutionId, Signal};
 
 use super::Policy;
 use super::bind::Placed;
-use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::places::Claim;
 use crate::lifecycle::cluster::{Execution, NodeIx, Order, Presence, Stage, Wanted};
 use crate::lifecycle::placement::{Ask, Leaving};
@@ -24,73 +23,22 @@ use crate::view::LedgerView;
 const LOOK_MS: u64 = 250;
 /// Expected length of a pause for memory that others use, in ms.
 const ASKED_MS: u64 = 60_000;
-/// Time until an execution that could not park is ordered to park again, in ms.
-const CANNOT_PARK_MS: u64 = 60_000;
 /// The author of a program's own request in the ledger.
 const PROGRAM: &str = "program";
-
-impl Lifecycle {
-    /// Notes that the holder does not park it.
-    pub(crate) fn cannot_park(&mut self, id: ExecutionId) {
-        let now = self.now;
-        if let Some(e) = self.cluster.execution_mut(id) {
-            e.extra().cannot_park = Some(now.mono.plus(CANNOT_PARK_MS));
-        }
-    }
-}
 
 impl Policy {
     /// Reads from a message whether the execution is parked, and whether it asks for more.
     pub(super) fn note_parking(&mut self, view: &LedgerView<'_>) {
         let now = self.life.now;
         let id = view.state.execution;
-        let (parked, unparked) = (
-            view.event(EventKind::Parked),
-            view.event(EventKind::Unparked),
-        );
         let asked = view
             .event(EventKind::Adjusted)
             .is_some_and(|a| a.who.as_deref() == Some(PROGRAM));
-        let is_parked = self.life.cluster.execution(id).and_then(|e| e.parked());
-        if is_parked != view.state.parked {
-            self.life.cluster.set_parked(id, view.state.parked);
-            self.life.cluster.changed.places = true;
-        }
-        let Some(e) = self.life.cluster.execution_mut(id) else {
-            return;
-        };
-        let started = matches!(e.stage, Stage::Started(..));
-        if let Some(extra) = e.extra.as_mut().filter(|_| !started) {
-            // Its new place has what it asked for.
-            extra.asks = false;
-            extra.why_parked = None;
-        }
-        if parked.is_none() && unparked.is_none() && !asked {
+        self.life.set_parked(view);
+        if self.life.note_park(view, asked) {
             return;
         }
-        if let Some(event) = parked {
-            e.extra().why_parked = event.cause();
-        }
-        if unparked.is_some() {
-            e.since = now.mono;
-            let extra = e.extra();
-            (extra.why_parked, extra.asks) = (None, false);
-        }
-        if asked && started {
-            e.extra().asks = true;
-        }
-        let done = match e.order().map(|o| o.wants) {
-            Some(Wanted::Park(_)) => parked.is_some(),
-            Some(Wanted::Unpark) => unparked.is_some(),
-            _ => false,
-        };
-        if done {
-            self.life.cluster.clear_order(id);
-        }
-        if asked && started {
-            self.life.cluster.set_due(id, now.mono);
-        }
-        let by = parked.and_then(|p| p.cause());
+        let by = view.event(EventKind::Parked).and_then(|p| p.cause());
         if let Some(Cause::Preempted { by, .. }) = by {
             self.wait(id);
             if let Some(by) = by {
@@ -393,7 +341,6 @@ impl Policy {
 
     /// True if a node has what an execution asks for, not counting the execution itself.
     fn would_fit(&mut self, id: ExecutionId, ix: NodeIx) -> bool {
-        let _now = self.life.now;
         let Some(e) = self.life.cluster.execution(id) else {
             return false;
         };
@@ -416,7 +363,6 @@ impl Policy {
 
     /// Resumes a parked execution on another node with a free slot; σ is committed.
     fn move_parked(&mut self, id: ExecutionId, ix: NodeIx, why: Option<Cause>) {
-        let _now = self.life.now;
         if self.is_outranked(id) {
             return;
         }

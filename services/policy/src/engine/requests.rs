@@ -6,7 +6,7 @@
 
 use fiec_schemas::{Cause, Event, ExecutionId, RequestKind};
 
-use super::{Action, Policy};
+use super::Policy;
 use crate::lifecycle::cluster::Stage;
 
 impl Policy {
@@ -14,7 +14,7 @@ impl Policy {
     /// false if nothing was.
     pub(super) fn carry_out_request(&mut self, id: ExecutionId, cause: &Cause) -> bool {
         let now = self.life.now;
-        let Some(e) = self.life.cluster.execution_mut(id) else {
+        let Some(e) = self.life.cluster.execution(id) else {
             return false;
         };
         let open = e.extra.as_ref().and_then(|extra| extra.request.as_ref());
@@ -31,15 +31,7 @@ impl Policy {
             ],
             (RequestKind::Pause, _) => vec![Event::Paused { who }],
         };
-        e.begin_append();
-        let append = Action::Append {
-            execution: id,
-            tenant: e.tenant.clone(),
-            expected: e.seq,
-            events,
-            ticket: None,
-        };
-        self.life.out.push(append);
+        self.life.append(id, events);
         self.life.cluster.clear_order(id);
         self.stop_waiting(id);
         true

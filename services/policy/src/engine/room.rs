@@ -19,7 +19,6 @@ impl Policy {
     /// Fills in the places where the gang could run. None if the empty cluster has no room for all
     /// of it.
     pub(super) fn with_places(&mut self, mut gang: First) -> Option<First> {
-        let _now = self.life.now;
         let mut counts: BTreeMap<ProfileIx, u32> = BTreeMap::new();
         for id in &gang.members {
             let e = self.life.cluster.execution(*id)?;

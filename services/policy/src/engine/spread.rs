@@ -328,7 +328,6 @@ impl Policy {
 
     /// Gives parts back that found no place while their holders wait for them.
     fn give_back(&mut self) {
-        let _now = self.life.now;
         let members = self.spread.members.iter();
         let waited: Vec<_> = members
             .filter(|(id, _)| !self.spread.failing.contains_key(id))
@@ -341,17 +340,7 @@ impl Policy {
                 continue;
             }
             self.stop_waiting(part);
-            let Some(e) = self.life.cluster.execution_mut(part) else {
-                continue;
-            };
-            e.begin_append();
-            self.life.out.push(Action::Append {
-                execution: part,
-                tenant: e.tenant.clone(),
-                expected: e.seq,
-                events: vec![Event::Returned { to: holder }],
-                ticket: None,
-            });
+            self.life.append(part, vec![Event::Returned { to: holder }]);
         }
     }
 
@@ -451,7 +440,6 @@ impl Policy {
     }
 
     fn end(&mut self, id: ExecutionId, event: Event) {
-        let _now = self.life.now;
         if self.life.defers(id, self.life.config.grace_ms) {
             return;
         }

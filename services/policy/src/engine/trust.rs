@@ -121,7 +121,7 @@ impl Policy {
             _ => Good::BeforeTheCulprit,
         };
         let node = culprit.map(|ix| self.life.cluster.node(ix).id.clone());
-        let Some(e) = self.life.cluster.execution_mut(id) else {
+        let Some(e) = self.life.cluster.execution(id) else {
             return;
         };
         if self
@@ -131,11 +131,13 @@ impl Policy {
         {
             return;
         }
+        let waits = matches!(e.stage, Stage::Pending);
         self.stepping.insert(id, now.mono);
-        e.begin_append();
+        let Some(tenant) = self.life.begin_append(id) else {
+            return;
+        };
         // The execution is not bound before the step is in the ledger.
-        let tenant = e.tenant.clone();
-        if matches!(e.stage, Stage::Pending) {
+        if waits {
             self.stop_waiting(id);
         }
         self.life.out.push(Action::StepBack {

@@ -194,7 +194,6 @@ impl Policy {
         contender: &Contender,
         victims: &[Victim],
     ) -> Option<Chosen> {
-        let _now = self.life.now;
         let e = self.life.cluster.execution(contender.id)?;
         let (profile, here) = (e.profile, e.stage.node());
         let nodes = victims.iter().map(|v| v.node);
@@ -253,7 +252,6 @@ impl Policy {
         (node, claim): (NodeIx, Claim),
         kept: &Option<Arc<KeptPlaces>>,
     ) -> bool {
-        let _now = self.life.now;
         let Some(e) = self.life.cluster.execution(id) else {
             return false;
         };

@@ -1,14 +1,21 @@
 //! The life cycle of executions on nodes: the cluster as it is known, and what changes it.
 
+mod aging;
+mod appends;
+mod arriving;
+mod bind;
 pub mod cluster;
+pub(crate) mod leaving;
 mod ledger;
 mod nodes;
+pub(crate) mod orders;
 mod pace;
 pub mod placement;
 mod placing;
 mod reconcile;
 pub mod replicas;
 mod starts;
+pub(crate) mod transitions;
 mod trust;
 
 use std::collections::BTreeMap;

@@ -1,8 +1,11 @@
 //! What nodes hold, against what ledgers say of them.
 
-use crate::lifecycle::cluster::{NodeIx, Presence};
+use fiec_schemas::messages::Holding;
+use fiec_schemas::{ExecutionId, InstanceId};
 
 use super::Lifecycle;
+use super::cluster::execution::Missing;
+use super::cluster::{NodeIx, Presence, Stage};
 use crate::Action;
 
 impl Lifecycle {
@@ -33,5 +36,48 @@ impl Lifecycle {
         let due = self.now.mono.plus(ms);
         let node = self.cluster.node_quietly(ix);
         node.holdings_due = node.holdings_due.min(due);
+    }
+
+    /// The executions that have started on a node, and are missing in its answer twice.
+    pub(crate) fn orphans_of(
+        &mut self,
+        ix: NodeIx,
+        instance: InstanceId,
+        held: &[Holding],
+    ) -> Vec<ExecutionId> {
+        let node = self.cluster.node(ix);
+        let asked = node.holdings_asked;
+        let confirm_ms = self.config.holdings_confirm_ms;
+        let mut orphans = Vec::new();
+        for id in node.holds.clone() {
+            let Some(e) = self.cluster.execution_mut(id) else {
+                continue;
+            };
+            // The answer need not contain executions that started after the question.
+            let judged =
+                e.stage == Stage::Started(ix, instance) && !e.is_appending() && e.since <= asked;
+            if !judged {
+                continue;
+            }
+            let found = held.binary_search_by_key(&id, |holding| holding.execution);
+            let found = found.ok().and_then(|at| held.get(at));
+            if found.is_some_and(|holding| holding.epoch == e.epoch) {
+                if let Some(extra) = &mut e.extra {
+                    extra.missing = None;
+                }
+                continue;
+            }
+            match e.missing() {
+                None => e.extra().missing = Some(Missing::Since(asked)),
+                Some(Missing::Since(since)) if asked.since(since) >= confirm_ms => {
+                    e.extra().missing = Some(Missing::Orphaned);
+                    orphans.push(id);
+                    continue;
+                }
+                Some(Missing::Since(_) | Missing::Orphaned) => {}
+            }
+            self.ask_again_within(ix, confirm_ms);
+        }
+        orphans
     }
 }

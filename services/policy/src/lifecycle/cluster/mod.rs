@@ -385,7 +385,10 @@ impl Cluster {
     }
 
     /// Mutable access to an execution. To change its stage, use [`Cluster::set_stage`].
-    pub fn execution_mut(&mut self, id: ExecutionId) -> Option<&mut Execution> {
+    pub(in crate::lifecycle) fn execution_mut(
+        &mut self,
+        id: ExecutionId,
+    ) -> Option<&mut Execution> {
         self.executions.get_mut(&id).map(Box::as_mut)
     }
 

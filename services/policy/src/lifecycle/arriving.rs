@@ -40,13 +40,13 @@ impl Lifecycle {
 
 impl Execution {
     /// Progress of the fetch of its state under its present binding, if its node reported any.
-    pub(super) fn arrived_of_state(&self) -> Option<Arrived> {
+    pub(crate) fn arrived_of_state(&self) -> Option<Arrived> {
         let arriving = self.extra.as_ref()?.arriving;
         arriving.filter(|arrived| arrived.epoch == self.epoch)
     }
 
     /// Time since which its node owes the start of a binding that was made at `since`.
-    pub(super) fn owed_since(&self, since: Millis) -> Millis {
+    pub(crate) fn owed_since(&self, since: Millis) -> Millis {
         let arrived = self.arrived_of_state().filter(|_| !self.is_appending());
         arrived.map_or(since, |arrived| since.max(arrived.at))
     }

@@ -5,7 +5,7 @@
 
 use fiec_schemas::Sequence;
 
-use super::Action;
+use crate::Action;
 use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::{Execution, Stage};
 

@@ -1,0 +1,120 @@
+//! Bindings: new executions, their events, and who waits for whom to bind.
+
+use crate::lifecycle::cluster::places::Claim;
+use crate::lifecycle::cluster::profile::ProfileIx;
+use crate::lifecycle::cluster::{Attained, Execution, Presence, Stage};
+use crate::lifecycle::placement::Choice;
+use crate::time::{Millis, Now};
+use fiec_schemas::{Cause, Event, ExecutionId, Tenant, Timestamp};
+
+use super::Lifecycle;
+
+impl Lifecycle {
+    /// Inserts a new execution: pending, with its first append in flight.
+    pub(crate) fn insert_new(
+        &mut self,
+        id: ExecutionId,
+        tenant: &Tenant,
+        profile: ProfileIx,
+        submitted_at: Timestamp,
+    ) {
+        let now = self.now;
+        let mut new = Execution {
+            tenant: tenant.clone(),
+            seq: 0,
+            epoch: 0,
+            profile,
+            in_flight: None,
+            long: false,
+            stage: Stage::Pending,
+            claim: Claim::Host,
+            since: now.mono,
+            arrived: now.mono,
+            due: Millis(0),
+            submitted_at,
+            state_bytes: 0,
+            state_seq: 0,
+            attained: Attained::default(),
+            extra: None,
+        };
+        new.begin_append();
+        self.cluster.insert(id, new);
+    }
+
+    pub(crate) fn bound(
+        &self,
+        epoch: u64,
+        choice: Choice,
+        cause: Cause,
+    ) -> Option<(Event, fiec_schemas::InstanceId)> {
+        let node = self.cluster.node(choice.node);
+        let instance = node.descriptor.as_ref()?.instance;
+        let event = Event::Bound {
+            epoch,
+            node: node.id.clone(),
+            instance,
+            substrate: node.devices.id_of(choice.device).to_owned(),
+            cause,
+            decision: Some(choice.decision),
+        };
+        Some((event, instance))
+    }
+
+    /// Time at which the first avoided node may be tried again; 0 if none is avoided.
+    pub(crate) fn next_chance(&self, id: ExecutionId) -> Millis {
+        let now = self.now;
+        let avoided = self
+            .cluster
+            .execution(id)
+            .map_or(&[][..], Execution::avoided);
+        let later = avoided.iter().map(|a| a.until).filter(|at| *at > now.mono);
+        later.min().unwrap_or(Millis(0))
+    }
+
+    /// The reason why its node counts as lost for it, if it does.
+    pub(crate) fn loss(&self, now: Now, id: ExecutionId) -> Option<Cause> {
+        let e = self.cluster.execution(id)?;
+        let (Stage::Bound(ix, instance) | Stage::Started(ix, instance)) = e.stage else {
+            return None;
+        };
+        let node = self.cluster.node(ix);
+        if e.is_orphan() {
+            let reason = format!("{} does not hold it", node.id);
+            return Some(Cause::Orphaned { reason });
+        }
+        let silent_ms = now.mono.since(node.heard);
+        if matches!(node.presence, Presence::Lost { .. }) {
+            return Some(Cause::Lost { silent_ms });
+        }
+        // Another instance of the agent answers, so the one that held the execution is gone. A
+        // binding that arrived later may name an instance that is not known here yet.
+        let (confirmed, since) = node.confirmed?;
+        let current = node
+            .descriptor
+            .as_ref()
+            .is_some_and(|d| d.instance == confirmed);
+        (current && instance != confirmed && e.arrived < since).then_some(Cause::Lost { silent_ms })
+    }
+
+    /// True while this replica leaves an execution to the preferred one.
+    pub(crate) fn defers(&mut self, id: ExecutionId, grace_ms: u64) -> bool {
+        let now = self.now;
+        if self.is_mine(id) {
+            return false;
+        }
+        let Some(e) = self.cluster.execution_mut(id) else {
+            return false;
+        };
+        let since = *e.extra().deferred.get_or_insert(now.mono);
+        if now.mono.since(since) >= grace_ms {
+            return false;
+        }
+        self.cluster.set_due(id, since.plus(grace_ms));
+        true
+    }
+
+    /// Time until the first review of a binding, in ms.
+    pub(crate) fn balance_check(&self) -> u64 {
+        self.config.balance_ms.min(self.config.take_ms)
+    }
+}
