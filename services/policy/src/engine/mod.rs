@@ -1,6 +1,10 @@
 //! The engine: one input and one moment go in, actions come out.
 //!
-//! * [`input`] and [`action`]: the types of a step; [`refusal`]: why a request is refused.
+//! [`Lifecycle`] has nodes and executions, and only it can write them. What stands here reads them, and
+//! changes them by its methods.
+//!
+//! * [`input`] and [`action`]: the types of a step; [`refusal`]: why a request is refused;
+//!   [`questions`]: what others may ask.
 //! * [`ledger`] follows the feed, [`appends`] takes the results of the policy's own appends.
 //! * [`bind`] places executions that need a binding: new, pending, refused, lost, or queued behind
 //!   long work. [`deadly`] holds those under which workers end.
@@ -12,11 +16,8 @@
 //! * [`holds`], [`reserve`], [`free`], [`adopt`] and [`gang`] hold executions back that wait for others;
 //!   [`first`] reserves places for a gang, [`room`] finds them, [`over`] preempts beyond a quota.
 //! * [`spread`] follows ranges that several nodes compute, [`grow`] adds nodes.
-//! * [`aging`] keeps ledgers that would drop out of the stream by their age.
-//! * [`nodes`] follows nodes: vectors, silence, probes, joining and leaving. [`arriving`] follows the
-//!   states that nodes fetch, [`starts`] the programs that they cannot start, [`absent`] forgets
-//!   nodes.
-//! * [`reconcile`] compares ledgers with what nodes hold.
+//! * [`nodes`] reviews the executions of nodes that are silent, lost or unviable; [`absent`] forgets
+//!   nodes, [`reconcile`] binds again what a node lacks.
 //! * [`trust`] follows the contracts that nodes prove and lose.
 //! * [`verify`] has parts of executions computed again, [`judge`] compares the results.
 //! * [`why`] explains to people, [`tell`] records explanations, [`offers`] lists programs,

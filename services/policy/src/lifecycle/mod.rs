@@ -1,4 +1,13 @@
-//! The life cycle of executions on nodes: the cluster as it is known, and what changes it.
+//! The life cycle of executions on nodes: the cluster as it is known, and all that changes it. Others
+//! have `&Cluster` only: what writes a node or an execution is visible in this folder alone.
+//!
+//! * [`cluster`]: nodes, executions, their indices, and [`cluster::hysteresis`].
+//! * [`placement`]: which place; [`placing`] asks it about the cluster as it is now.
+//! * [`transitions`]: the changes of an execution. [`bind`], [`orders`], [`leaving`], [`appends`],
+//!   [`aging`] use them.
+//! * [`nodes`], [`arriving`], [`starts`], [`trust`], [`reconcile`]: what nodes say, and their silence.
+//! * [`ledger`], [`pace`]: what ledgers say of nodes and of the pace of executions.
+//! * [`replicas`]: the other policy services, and who acts first.
 
 mod aging;
 mod appends;
