@@ -28,8 +28,8 @@ pub enum Good {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
-    /// Append these events after the message of this sequence. The answer is [`Input::Appended`],
-    /// [`Input::Vanished`], or the last message by [`Policy::follow`](super::Policy::follow). After success the shell sends a binding's capsule.
+    /// Append these events after the message of this sequence. The answer is `Input::Appended`,
+    /// `Input::Vanished`, or the last message by [`Policy::follow`](super::Policy::follow). After success the shell sends a binding's capsule.
     Append {
         /// The execution of the ledger.
         execution: ExecutionId,
@@ -43,7 +43,7 @@ pub enum Action {
         ticket: Option<Ticket>,
     },
     /// Append the state after the message of this sequence again, with σ and without events. The
-    /// answer is the last message by [`Policy::follow`](super::Policy::follow), or [`Input::Vanished`].
+    /// answer is the last message by [`Policy::follow`](super::Policy::follow), or `Input::Vanished`.
     Keep {
         /// The execution of the ledger.
         execution: ExecutionId,
@@ -61,7 +61,7 @@ pub enum Action {
         /// Sequence of the binding's message, which the node must follow.
         seq: Sequence,
     },
-    /// Send a request to a node. The answer to an order is [`Input::Ordered`].
+    /// Send a request to a node. The answer to an order is `Input::Ordered`.
     Control {
         /// The node.
         node: NodeId,
@@ -70,7 +70,7 @@ pub enum Action {
         /// The question that waits for the answer.
         ticket: Option<Ticket>,
     },
-    /// Probe a node. The answer is [`Input::Probe`].
+    /// Probe a node. The answer is `Input::Probe`.
     Probe {
         /// The node.
         node: NodeId,
@@ -83,13 +83,13 @@ pub enum Action {
         /// The instance of its descriptor, if it has one.
         instance: Option<InstanceId>,
     },
-    /// Ask a node for all executions that it holds. The answer is [`Input::Holdings`], or none if
+    /// Ask a node for all executions that it holds. The answer is `Input::Holdings`, or none if
     /// the node does not reply.
     AskHoldings {
         /// The node.
         node: NodeId,
     },
-    /// Read a large submission. The answer is [`Input::Spec`].
+    /// Read a large submission. The answer is `Input::Spec`.
     FetchSpec {
         /// The execution.
         execution: ExecutionId,
@@ -125,7 +125,7 @@ pub enum Action {
         cause: Cause,
     },
     /// Read how far an execution was verified before, and its ledger. The answer is
-    /// [`Input::Recalled`].
+    /// `Input::Recalled`.
     Recall {
         /// The execution.
         execution: ExecutionId,
@@ -148,7 +148,7 @@ pub enum Action {
         /// Digest of the σ.
         digest: Digest,
     },
-    /// Read the last message of a ledger. The answer is [`Input::Ended`].
+    /// Read the last message of a ledger. The answer is `Input::Ended`.
     Lookup {
         /// The execution.
         execution: ExecutionId,
@@ -157,7 +157,7 @@ pub enum Action {
     },
     /// Begin the ledger of a part that its holder has split off. Do nothing if the ledger exists or
     /// the holder no longer has the part. The answer is its last message by
-    /// [`Policy::follow`](super::Policy::follow), or [`Input::Ended`] if the part has ended.
+    /// [`Policy::follow`](super::Policy::follow), or `Input::Ended` if the part has ended.
     MakePart {
         /// The part.
         part: ExecutionId,
@@ -167,7 +167,7 @@ pub enum Action {
         tenant: Tenant,
     },
     /// Change a tenant's reservations by [`crate::holds::reserve::apply`]. The answer is
-    /// [`Input::Reserved`].
+    /// `Input::Reserved`.
     Reserve {
         /// The tenant.
         tenant: Tenant,

@@ -151,7 +151,7 @@ pub enum Input {
         /// The result.
         verdict: Box<Verdict>,
     },
-    /// The answer to [`Action::Recall`].
+    /// The answer to `Action::Recall`.
     Recalled {
         /// The execution.
         execution: ExecutionId,
@@ -174,7 +174,7 @@ pub enum Input {
         /// The instance that answered, if one did.
         answered: Option<InstanceId>,
     },
-    /// The answer to [`Action::AskHoldings`].
+    /// The answer to `Action::AskHoldings`.
     Holdings {
         /// The node.
         node: NodeId,
@@ -201,7 +201,7 @@ pub enum Input {
         /// The answer.
         answer: ControlOutcome,
     },
-    /// The answer to [`Action::Lookup`], and to [`Action::MakePart`] if the part has ended.
+    /// The answer to `Action::Lookup`, and to `Action::MakePart` if the part has ended.
     Ended {
         /// The execution.
         execution: ExecutionId,
@@ -224,10 +224,10 @@ pub enum Input {
     Reserved {
         /// The tenant.
         tenant: Tenant,
-        /// Sequence and content of the message. None if the result of an [`Action::Reserve`] is
+        /// Sequence and content of the message. None if the result of an `Action::Reserve` is
         /// unknown.
         table: Option<(Sequence, Arc<Reservations>)>,
-        /// True for the answer to [`Action::Reserve`]. Otherwise it is news, which may be late.
+        /// True for the answer to `Action::Reserve`. Otherwise it is news, which may be late.
         answer: bool,
     },
     /// Another policy service sent a sign of life.
