@@ -18,25 +18,27 @@ impl Policy {
             return;
         }
         self.life.absent_looked = now.mono;
-        let absent = self.life.cluster.keys().into_iter();
+        let absent = self.life.cluster().keys().into_iter();
         let absent: Vec<_> = absent.filter(|ix| self.is_absent(now.mono, *ix)).collect();
         for ix in absent.into_iter().take(self.life.config.burst) {
-            let node = self.life.cluster.node(ix);
-            if self.life.speaks_for(&node.id) {
+            let node = self.life.cluster().node(ix);
+            let (name, instance) = (node.id.clone(), node.life);
+            let is_unknown = node.descriptor.is_none();
+            if self.life.speaks_for(&name) {
                 self.life.out.push(Action::Forget {
-                    node: node.id.clone(),
-                    instance: node.life,
+                    node: name,
+                    instance,
                 });
             }
-            if node.descriptor.is_none() {
-                self.life.cluster.forget(ix);
+            if is_unknown {
+                self.life.forget_node(ix);
             }
         }
     }
 
     /// True if a node was silent for long, and nothing refers to it.
     fn is_absent(&self, now: Millis, ix: NodeIx) -> bool {
-        let node = self.life.cluster.node(ix);
+        let node = self.life.cluster().node(ix);
         let gone = node.descriptor.is_none() || matches!(node.presence, Presence::Lost { .. });
         let word = node.flags.are_of_the_name() || !node.trust.quarantine.entries.is_empty();
         gone && !word

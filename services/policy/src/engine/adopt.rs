@@ -11,10 +11,10 @@ use crate::lifecycle::cluster::{Execution, Stage};
 impl Policy {
     /// The part of its tenant's limits that an execution uses.
     pub(super) fn reservation(&self, id: ExecutionId) -> Option<Reservation> {
-        let e = self.life.cluster.execution(id)?;
+        let e = self.life.cluster().execution(id)?;
         let needs = self
             .life
-            .cluster
+            .cluster()
             .profiles
             .get(e.profile)
             .map(|p| &p.requires);
@@ -51,13 +51,13 @@ impl Policy {
     /// A slot's share of memory on its node, in bytes. None if the execution has no node, or the
     /// node is gone or has not joined yet.
     fn share_there(&self, e: &Execution) -> Option<u64> {
-        let share = self.life.cluster.node(e.stage.node()?).share_bytes();
+        let share = self.life.cluster().node(e.stage.node()?).share_bytes();
         Some(share).filter(|bytes| *bytes > 0)
     }
 
     /// True if a tenant's reservations may not match what it runs.
     pub(super) fn is_behind(&self, tenant: &Tenant, quota: &Quota) -> bool {
-        let tenants = &self.life.cluster.tenants;
+        let tenants = &self.life.cluster().tenants;
         let held = tenants.find(tenant).map_or(0, |ix| tenants.held(ix)) as usize;
         match self.holds.tables.get(tenant) {
             None => held > 0,
@@ -78,7 +78,7 @@ impl Policy {
         };
         // A node that is gone may return; until then its executions count as before.
         let known = |entry: &&Reservation| {
-            let e = self.life.cluster.execution(entry.execution);
+            let e = self.life.cluster().execution(entry.execution);
             e.is_some_and(|e| match e.stage.node() {
                 Some(_) => self.share_there(e).is_some(),
                 None => self.holds.share_bytes > 0,
@@ -113,11 +113,11 @@ impl Policy {
             e.tenant == *tenant && matches!(e.stage, Stage::Bound(..) | Stage::Started(..))
         };
         let ids: Vec<ExecutionId> = if limits {
-            self.life.cluster.those_that(runs)
+            self.life.cluster().those_that(runs)
         } else {
             let held = self.holds.held.iter();
             let held = held.filter(|(id, h)| {
-                self.life.cluster.execution(**id).is_some_and(runs)
+                self.life.cluster().execution(**id).is_some_and(runs)
                     && self.holds.at_once(h.batch).is_some()
             });
             held.map(|(id, _)| *id).collect()

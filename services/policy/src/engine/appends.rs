@@ -17,19 +17,15 @@ impl Policy {
     pub(super) fn appended(&mut self, id: ExecutionId, seq: Sequence, epoch: u64, phase: &Phase) {
         let now = self.life.now;
         // The feed may have been faster: a newer message is known, or the execution has ended.
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return;
         };
         if seq <= e.seq {
             return;
         }
         let stage = match phase {
-            Phase::Bound(b) => {
-                Stage::Bound(self.life.cluster.intern(now.mono, &b.node), b.instance)
-            }
-            Phase::Started(b) => {
-                Stage::Started(self.life.cluster.intern(now.mono, &b.node), b.instance)
-            }
+            Phase::Bound(b) => Stage::Bound(self.life.intern(&b.node), b.instance),
+            Phase::Started(b) => Stage::Started(self.life.intern(&b.node), b.instance),
             Phase::Paused { .. } => Stage::Paused,
             Phase::Held { .. } => Stage::Held,
             Phase::Verifying { .. } => Stage::Verifying,
@@ -44,12 +40,12 @@ impl Policy {
         };
         let moved = self
             .life
-            .cluster
+            .cluster()
             .execution(id)
             .is_some_and(|e| e.stage != stage);
         if moved {
             let claim = self.life.claim_of(id, stage, phase);
-            self.life.cluster.set_stage(id, stage, claim, now.mono);
+            self.life.set_stage(id, stage, claim, now.mono);
         }
         let settled = Settled {
             seq,
@@ -65,7 +61,7 @@ impl Policy {
                 self.stop_waiting(id);
                 self.note_gang(id);
                 let due = now.mono.plus(self.life.balance_check());
-                self.life.cluster.set_due(id, due);
+                self.life.set_due(id, due);
             }
             Stage::Pending => self.wait(id),
             Stage::Paused | Stage::Held | Stage::Verifying | Stage::Started(..) => {

@@ -14,7 +14,6 @@
 
 use std::sync::Arc;
 
-use fiec_schemas::scheduling::Rule;
 use fiec_schemas::{Cause, ExecutionId};
 
 use super::Policy;
@@ -25,7 +24,7 @@ use crate::lifecycle::cluster::{Execution, NodeIx, Order, Presence, Stage, Wante
 use crate::lifecycle::placement::{Ask, Leaving};
 use crate::share::pause::{self, Kept, seconds};
 use crate::share::regret;
-use crate::time::{Millis, Now};
+use crate::time::Now;
 
 /// A parked execution is queued again for this long after its wait has exceeded the cost of a move,
 /// in ms.
@@ -42,27 +41,6 @@ pub(super) struct GivesWay {
     pub to: ExecutionId,
     /// Expected remaining time of `to`, in ms.
     pub rest_ms: u64,
-}
-
-/// True if the execution is parked because it was preempted.
-pub(super) fn is_aside(e: &Execution) -> bool {
-    let why = e.extra.as_ref().and_then(|x| x.why_parked.as_ref());
-    e.parked().is_some() && matches!(why, Some(Cause::Preempted { .. }))
-}
-
-/// Start of the wait of a preempted execution, including one that gave up what its park kept. None
-/// for all others.
-pub(super) fn since(now: Now, e: &Execution) -> Option<Millis> {
-    if is_aside(e) {
-        return e.parked().map(|parked| now.moment_of(parked.at));
-    }
-    let cause = e.extra.as_ref().and_then(|x| x.cause.as_ref());
-    let stood = match cause {
-        // `give_up_aside` names no preempting execution.
-        Some(Cause::Preempted { rule, by: None, .. }) => *rule != Rule::Quota,
-        _ => false,
-    };
-    (e.stage == Stage::Pending && stood).then_some(e.attained.at)
 }
 
 /// Time since it was parked, in ms.
@@ -97,7 +75,7 @@ impl Policy {
         }
         let expected_ms = gives.rest_ms.max(self.life.config.slice_ms);
         let mut pause = self.pause_of(gives.id, expected_ms)?;
-        let to = self.life.cluster.execution(gives.to)?;
+        let to = self.life.cluster().execution(gives.to)?;
         let profile = to.profile;
         // The preempting execution needs host memory beside it.
         let comes = self.memory_at(profile, gives.node);
@@ -122,25 +100,25 @@ impl Policy {
         profile: crate::lifecycle::cluster::profile::ProfileIx,
         node: NodeIx,
     ) -> u64 {
-        let profile = self.life.cluster.profiles.get(profile);
+        let profile = self.life.cluster().profiles.get(profile);
         let asked = profile.and_then(|p| p.requires.memory_bytes.max(p.requires.free_memory_bytes));
-        asked.unwrap_or_else(|| self.life.cluster.node(node).share_bytes())
+        asked.unwrap_or_else(|| self.life.cluster().node(node).share_bytes())
     }
 
     /// True if the execution can go on where it is parked. `gone`: as if this claim were free.
     pub(super) fn fits_back(&self, id: ExecutionId, gone: Option<Claim>) -> bool {
         let now = self.life.now;
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return false;
         };
         let Some(ix) = e.stage.node() else {
             return false;
         };
-        let node = self.life.cluster.node(ix);
+        let node = self.life.cluster().node(ix);
         if node.presence != Presence::Up || !node.is_fresh(now.mono, &self.life.config) {
             return false;
         }
-        let judged = node.judged(self.life.cluster.profiles.get(e.profile), e.device());
+        let judged = node.judged(self.life.cluster().profiles.get(e.profile), e.device());
         let watch = node.watch(e.profile);
         let presses = watch.and_then(|w| w.obstacle(judged)).is_some();
         let held = node.held().saturating_sub(u32::from(gone.is_some()));
@@ -163,13 +141,13 @@ impl Policy {
         gone: Option<Claim>,
         kept: &Option<Arc<KeptPlaces>>,
     ) -> bool {
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return false;
         };
         let Some(ix) = e.stage.node() else {
             return false;
         };
-        let node = self.life.cluster.node(ix);
+        let node = self.life.cluster().node(ix);
         let free = (node.slots() + u32::from(gone.is_some())).saturating_sub(node.held());
         // The execution's own reserved device needs no place.
         let wants = e.device().filter(|_| e.takes() != e.claim);
@@ -180,10 +158,10 @@ impl Policy {
     /// Resumes a preempted execution whose turn has come: where it is parked, or elsewhere.
     pub(super) fn resume_aside(&mut self, id: ExecutionId) -> Placed {
         let now = self.life.now;
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return Placed::Moot;
         };
-        let (Stage::Started(ix, _), true) = (e.stage, is_aside(e)) else {
+        let (Stage::Started(ix, _), true) = (e.stage, e.is_aside()) else {
             return Placed::Moot;
         };
         if e.order().is_some() {
@@ -198,7 +176,7 @@ impl Policy {
             if self.life.defers(id, self.life.config.order_grace_ms) {
                 return Placed::Deferred;
             }
-            let Some(e) = self.life.cluster.execution(id) else {
+            let Some(e) = self.life.cluster().execution(id) else {
                 return Placed::Moot;
             };
             let claim = if e.takes() == e.claim {
@@ -218,7 +196,7 @@ impl Policy {
             self.life.give_order(id, order, None);
             return Placed::Yes;
         }
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return Placed::Moot;
         };
         if as_f64(waited_ms(now, e)) < self.move_of(e, id) {
@@ -248,7 +226,7 @@ impl Policy {
     /// Reviews one parked, preempted execution.
     pub(super) fn look_at_aside(&mut self, id: ExecutionId, ix: NodeIx) {
         let now = self.life.now;
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return;
         };
         if self.life.must_go(id, ix, true).is_some() {
@@ -286,7 +264,7 @@ impl Policy {
         }
         let why = self
             .life
-            .cluster
+            .cluster()
             .execution(id)
             .and_then(|e| e.extra.as_ref());
         let Some(Cause::Preempted { rule, .. }) = why.and_then(|x| x.why_parked.as_ref()) else {

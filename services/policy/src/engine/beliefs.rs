@@ -11,7 +11,7 @@ impl Policy {
     /// At most `most` live executions with ids greater than `after`, ordered by id, and whether more
     /// follow. It reads all live executions, so keep it off the hot path.
     pub fn beliefs(&self, after: Option<ExecutionId>, most: usize) -> (Vec<Believed>, bool) {
-        let all = self.life.cluster.executions();
+        let all = self.life.cluster().executions();
         let wanted = |id: &ExecutionId| after.is_none_or(|after| *id > after);
         let mut page: Vec<(ExecutionId, &Execution)> = all
             .filter(|(id, _)| wanted(id))
@@ -31,7 +31,7 @@ impl Policy {
         let node = e
             .stage
             .node()
-            .map(|ix| self.life.cluster.node(ix).id.clone());
+            .map(|ix| self.life.cluster().node(ix).id.clone());
         Believed {
             execution: id,
             phase: match e.stage {

@@ -92,7 +92,7 @@ impl Policy {
             // The compare-and-set will fail and the shell will compare the two submissions.
             return Submitted::Append(vec![Event::Submitted]);
         }
-        if self.life.cluster.changed.places {
+        if self.life.cluster().changed.places {
             // Waiting executions have the first claim on free room.
             self.serve_waiting();
         }
@@ -112,20 +112,20 @@ impl Policy {
         let choice = self.life.choose(&ask);
         // A held submission is invisible. Executions for devices are appended at once, so that
         // preemption can see them.
-        let profile_of = self.life.cluster.profiles.get(profile);
+        let profile_of = self.life.cluster().profiles.get(profile);
         let on_host = profile_of.is_some_and(|p| p.requires.device.is_none());
         if choice.is_none() && may_hold && on_host && self.life.is_only_full(profile) {
-            self.life.cluster.profiles.release(profile);
+            self.life.release(profile);
             return Submitted::Hold;
         }
         // If the last round did not try all waiting executions, the rest of the queue goes first.
-        let choice =
-            choice.filter(|_| !self.life.cluster.changed.newcomers || self.life.waiting.is_empty());
+        let choice = choice
+            .filter(|_| !self.life.cluster().changed.newcomers || self.life.waiting.is_empty());
         let mut events = vec![Event::Submitted];
         let (mut stage, mut claim) = (Stage::Pending, Claim::Host);
         if let Some(choice) = choice {
             let node = choice.node;
-            claim = Claim::of(self.life.cluster.profiles.get(profile), choice.device);
+            claim = Claim::of(self.life.cluster().profiles.get(profile), choice.device);
             if let Some((event, at)) = self.life.bound(1, choice, Cause::Initial) {
                 events.push(event);
                 stage = Stage::Bound(node, at);
@@ -134,14 +134,14 @@ impl Policy {
         self.life.insert_new(id, tenant, profile, submitted_at);
         self.take_holds(id, tenant, hold, false);
         if let Stage::Bound(..) = stage {
-            self.life.cluster.set_stage(id, stage, claim, now.mono);
+            self.life.set_stage(id, stage, claim, now.mono);
         }
         Submitted::Append(events)
     }
 
     pub(super) fn bind_waiting(&mut self, id: ExecutionId) -> Placed {
         let now = self.life.now;
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return Placed::Moot;
         };
         if e.is_appending() {
@@ -151,7 +151,7 @@ impl Policy {
             return self.let_fail(id);
         }
         if let Some(until) = self.steps_back_for(e) {
-            self.life.cluster.set_due(id, until);
+            self.life.set_due(id, until);
             return Placed::Deferred;
         }
         let known = e.extra.as_ref().and_then(|x| x.cause.clone());
@@ -165,7 +165,7 @@ impl Policy {
                     // Its node has returned, perhaps without the capsule. The binding is reviewed
                     // as usual.
                     let due = now.mono.plus(self.life.balance_check());
-                    self.life.cluster.set_due(id, due);
+                    self.life.set_due(id, due);
                     Placed::Moot
                 }
             },
@@ -181,7 +181,7 @@ impl Policy {
         leaving: Option<NodeIx>,
     ) -> Placed {
         let now = self.life.now;
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return Placed::Moot;
         };
         if e.is_appending() {
@@ -190,7 +190,7 @@ impl Policy {
         if self.carry_out_request(id, &cause) {
             return Placed::Yes;
         }
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return Placed::Moot;
         };
         if e.profile == ProfileIx::UNKNOWN {
@@ -203,7 +203,7 @@ impl Policy {
             return Placed::Yes;
         }
         let apart = self.apart_from(now, id);
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return Placed::Moot;
         };
         // A lost node that returns with a new instance is as good as any other. Its old holdings do
@@ -239,7 +239,7 @@ impl Policy {
         ticket: Option<Ticket>,
     ) {
         let now = self.life.now;
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return;
         };
         if e.stage == Stage::Pending && !self.is_admitted(id) {
@@ -253,16 +253,15 @@ impl Policy {
             return;
         }
         let (tenant, expected, node) = (e.tenant.clone(), e.seq, choice.node);
-        let claim = Claim::of(self.life.cluster.profiles.get(e.profile), choice.device);
+        let claim = Claim::of(self.life.cluster().profiles.get(e.profile), choice.device);
         let Some((event, instance)) = self.life.bound(e.epoch + 1, choice, cause) else {
             return;
         };
         self.life.begin_append(id);
-        self.life.cluster.clear_order(id);
+        self.life.clear_order(id);
         self.life
-            .cluster
             .set_stage(id, Stage::Bound(node, instance), claim, now.mono);
-        self.life.cluster.set_due(id, Millis(0));
+        self.life.set_due(id, Millis(0));
         self.life.note_choice(id);
         self.life.out.push(Action::Append {
             execution: id,
@@ -275,18 +274,18 @@ impl Policy {
 
     pub(super) fn look_at_execution(&mut self, id: ExecutionId) {
         let now = self.life.now;
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return;
         };
         if e.is_appending() || self.obey_change(id) {
             return;
         }
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return;
         };
         match e.stage {
             Stage::Pending => {
-                self.life.cluster.set_due(id, self.life.next_chance(id));
+                self.life.set_due(id, self.life.next_chance(id));
                 self.wait(id);
             }
             Stage::Paused | Stage::Held | Stage::Verifying => {}
@@ -294,7 +293,7 @@ impl Policy {
             Stage::Started(ix, _) if e.is_orphan() => self.bind_orphan(id, ix),
             Stage::Started(..) => {
                 if !e.long && now.mono.since(e.since) >= self.life.config.horizon_ms {
-                    self.life.cluster.mark_long(id);
+                    self.life.mark_long(id);
                 }
                 if !self.look_at_wish(id) {
                     self.life.repeat_order(id);
@@ -316,7 +315,7 @@ impl Policy {
         if !self.holds.gangs.is_empty() && self.wait_for_gang(id) {
             return;
         }
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return;
         };
         let waited = now.mono.since(e.since);
@@ -324,7 +323,7 @@ impl Policy {
         let late = now.mono.since(e.owed_since(e.since));
         let state_bytes = e.state_bytes;
         let resent = e.extra.as_ref().map_or(0, |x| x.resent);
-        let node = self.life.cluster.node(ix);
+        let node = self.life.cluster().node(ix);
         let has_slots = node.slots() > 0;
         let busy = has_slots
             && (node
@@ -369,6 +368,6 @@ impl Policy {
             self.life.note_resent(id, resent.saturating_add(1));
             self.life.send_capsule(id);
         }
-        self.life.cluster.set_due(id, again);
+        self.life.set_due(id, again);
     }
 }

@@ -19,7 +19,7 @@ fn deaths(e: &Execution) -> usize {
 impl Policy {
     /// Notes whether an execution is a suspect, from what its ledger says.
     pub(super) fn note_suspect(&mut self, id: ExecutionId) {
-        let deaths = self.life.cluster.execution(id).map_or(0, deaths);
+        let deaths = self.life.cluster().execution(id).map_or(0, deaths);
         self.suspect_after(id, deaths);
     }
 
@@ -39,7 +39,7 @@ impl Policy {
         }
         let others = self.suspects.iter().filter(|other| **other != id);
         let others = others.filter(|other| self.life.loss(now, **other).is_none());
-        let node = |other: &ExecutionId| self.life.cluster.execution(*other)?.stage.node();
+        let node = |other: &ExecutionId| self.life.cluster().execution(*other)?.stage.node();
         others.filter_map(node).collect()
     }
 
@@ -47,7 +47,7 @@ impl Policy {
     /// computed it. Returns true if it does.
     pub(super) fn hold_if_deadly(&mut self, id: ExecutionId, cause: &Cause) -> bool {
         let limit = self.life.config.deadly_workers as usize;
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return false;
         };
         // The ledger does not tell of this one yet.
@@ -64,12 +64,12 @@ impl Policy {
         if self.life.defers(id, self.life.config.grace_ms) {
             return true;
         }
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return false;
         };
         let known = e.extra.iter().flat_map(|extra| &extra.deaths);
         let mut nodes: Vec<String> = known.map(ToString::to_string).collect();
-        nodes.extend(dies_now.map(|ix| self.life.cluster.node(ix).id.to_string()));
+        nodes.extend(dies_now.map(|ix| self.life.cluster().node(ix).id.to_string()));
         let reason = format!(
             "{count} workers have ended while they computed it, without a commit between: {}",
             nodes.join(", ")

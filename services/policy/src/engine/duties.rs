@@ -23,7 +23,7 @@ impl Policy {
     /// The duties of each actor. It reads every live execution, so keep it off the hot path.
     pub fn duties(&self, now: Now) -> BTreeMap<Actor, Duties> {
         let mut found = BTreeMap::from(Actor::ALL.map(|actor| (actor, Duties::default())));
-        for (id, e) in self.life.cluster.executions() {
+        for (id, e) in self.life.cluster().executions() {
             let duty = self.standing_of(now, *id, e).duty(now.wall);
             let duties = found.entry(duty.who).or_default();
             duties.all += 1;
@@ -34,7 +34,7 @@ impl Policy {
 
     /// The state of a live execution, as far as its next duty depends on it.
     pub fn standing(&self, now: Now, id: ExecutionId) -> Option<Standing> {
-        let e = self.life.cluster.execution(id)?;
+        let e = self.life.cluster().execution(id)?;
         Some(self.standing_of(now, id, e))
     }
 

@@ -33,7 +33,7 @@ impl Policy {
             return;
         }
         let waits = |id: &ExecutionId| {
-            let e = self.life.cluster.execution(*id);
+            let e = self.life.cluster().execution(*id);
             e.is_some_and(|e| e.stage == Stage::Pending && !e.is_appending())
         };
         let stands = |first: &First| first.members.iter().all(waits);
@@ -99,13 +99,13 @@ impl Policy {
                 |first: &First| first.key == before.key && before.places.is_within(&first.places);
             before.keeps && (differs || !first.is_some_and(keeps))
         };
-        self.life.cluster.changed.places |= before.is_some_and(frees);
+        self.life.changed().places |= before.is_some_and(frees);
     }
 
     fn drop_first(&mut self) {
         self.holds.first_from = 0;
         if self.holds.first.take().is_some() {
-            self.life.cluster.changed.places = true;
+            self.life.changed().places = true;
         }
     }
 
@@ -176,7 +176,7 @@ impl Policy {
         if let Some(gang) = self.holds.gangs.get_mut(&first.key) {
             gang.retry_at = Millis(0);
             self.holds.gangs_due.insert(first.key.clone());
-            self.life.cluster.changed.holds = true;
+            self.life.changed().holds = true;
         }
     }
 
@@ -189,8 +189,8 @@ impl Policy {
     /// The places that are reserved for a gang with an earlier turn than this execution.
     pub(super) fn kept_from(&self, id: ExecutionId) -> Option<Arc<KeptPlaces>> {
         let first = self.holds.first.as_ref().filter(|first| first.keeps)?;
-        let e = self.life.cluster.execution(id)?;
-        let waits = e.stage == Stage::Pending || super::aside::is_aside(e);
+        let e = self.life.cluster().execution(id)?;
+        let waits = e.stage == Stage::Pending || e.is_aside();
         if !waits || first.members.contains(&id) {
             return None;
         }
@@ -213,8 +213,8 @@ impl Policy {
         submitted_at: Timestamp,
     ) -> Option<Arc<KeptPlaces>> {
         let first = self.holds.first.as_ref().filter(|first| first.keeps)?;
-        let asks = self.life.cluster.profiles.get(profile)?;
-        let tenant = self.life.cluster.tenants.find(tenant);
+        let asks = self.life.cluster().profiles.get(profile)?;
+        let tenant = self.life.cluster().tenants.find(tenant);
         let turn = Turn {
             effective: order::priority(&self.life.config, asks),
             share: tenant.map_or(0.0, |ix: TenantIx| self.life.share_of(ix)),
@@ -238,7 +238,7 @@ impl Policy {
         if turn.is_before(&own) {
             return None;
         }
-        let profile = self.life.cluster.profiles.get(profile)?;
+        let profile = self.life.cluster().profiles.get(profile)?;
         let takes = profile.expected_s.map(|s| u64::from(s) * 1_000);
         let by_priority = matches!(
             self.life.config.discipline,
@@ -309,7 +309,7 @@ impl Policy {
     /// Members without a place for which no execution has been asked to yield. Members of one
     /// profile share the places that were asked for.
     fn unasked(&self, members: &[ExecutionId], lacking: &[ExecutionId]) -> Vec<ExecutionId> {
-        let profile = |id: &ExecutionId| self.life.cluster.execution(*id).map(|e| e.profile);
+        let profile = |id: &ExecutionId| self.life.cluster().execution(*id).map(|e| e.profile);
         let asks = |id: &&ExecutionId| self.share.asking.contains_key(*id);
         let mut lacks: BTreeMap<Option<ProfileIx>, usize> = BTreeMap::new();
         for id in lacking {

@@ -26,7 +26,7 @@ impl Policy {
             && table.entries.contains_key(&id)
         {
             table.to_free.insert(id, Millis(0));
-            self.life.cluster.changed.holds = true;
+            self.life.changed().holds = true;
         }
     }
 
@@ -39,7 +39,7 @@ impl Policy {
         for table in self.holds.tables.values_mut() {
             if table.entries.contains_key(&id) {
                 table.to_free.insert(id, now.mono);
-                self.life.cluster.changed.holds = true;
+                self.life.changed().holds = true;
             }
         }
     }
@@ -56,7 +56,7 @@ impl Policy {
                 settled.push(*id);
                 continue;
             };
-            let live = self.life.cluster.execution(*id);
+            let live = self.life.cluster().execution(*id);
             if entry.by == self.seed && live.is_some_and(|e| may_be_bound(e, entry)) {
                 unfenced.push(*id);
                 continue;
@@ -88,7 +88,7 @@ impl Policy {
 
     /// Appends a message without events, so that an append of the gone replica must fail.
     fn fence(&mut self, id: ExecutionId) {
-        let e = self.life.cluster.execution(id);
+        let e = self.life.cluster().execution(id);
         if e.is_some_and(|e| !e.is_appending()) {
             self.life.append(id, Vec::new());
         }
@@ -113,7 +113,7 @@ impl Policy {
         let is_late = table.left.is_some_and(|at| now.mono.since(at) >= grace);
         let mut is_left = false;
         for (id, entry) in &table.entries {
-            let Some(e) = self.life.cluster.execution(*id) else {
+            let Some(e) = self.life.cluster().execution(*id) else {
                 continue;
             };
             if !self.is_gone(entry) {

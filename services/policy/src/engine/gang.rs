@@ -16,7 +16,6 @@ use fiec_schemas::{Cause, Event, ExecutionId, Tenant, Timestamp};
 
 use super::{Action, Policy};
 use crate::holds::GangKey;
-use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::Stage;
 use crate::lifecycle::placement::Ask;
 use crate::time::Millis;
@@ -26,12 +25,6 @@ const PLACER: &[u8] = b"gangs";
 /// Time until a gang without places is tried again, in ms.
 const AGAIN_MS: u64 = 500;
 
-impl Lifecycle {
-    fn stage(&self, id: ExecutionId) -> Option<Stage> {
-        self.cluster.execution(id).map(|e| e.stage)
-    }
-}
-
 impl Policy {
     /// True if this replica places gangs.
     pub(super) fn places_gangs(&self) -> bool {
@@ -40,7 +33,7 @@ impl Policy {
 
     fn gang_of(&self, id: ExecutionId) -> Option<GangKey> {
         let gang = self.holds.held.get(&id)?.gang.as_ref()?;
-        let tenant = self.life.cluster.execution(id)?.tenant.clone();
+        let tenant = self.life.cluster().execution(id)?.tenant.clone();
         Some((tenant, gang.name.clone()))
     }
 
@@ -53,7 +46,11 @@ impl Policy {
             return !(gang.dissolving && gang.complete().is_some());
         }
         // A bound gang with members that have ended must have begun earlier.
-        let bound = self.life.cluster.execution(id).is_some_and(|e| e.epoch > 0);
+        let bound = self
+            .life
+            .cluster()
+            .execution(id)
+            .is_some_and(|e| e.epoch > 0);
         bound && !gang.given_back && gang.complete().is_none()
     }
 
@@ -84,7 +81,7 @@ impl Policy {
             self.holds.gangs_due.remove(&key);
         } else {
             self.holds.gangs_due.insert(key);
-            self.life.cluster.changed.holds = true;
+            self.life.changed().holds = true;
         }
     }
 
@@ -109,7 +106,7 @@ impl Policy {
                 members.into_iter().for_each(|id| self.wait_if_pending(id));
             }
             self.holds.gangs_due.insert(key);
-            self.life.cluster.changed.holds = true;
+            self.life.changed().holds = true;
         }
     }
 
@@ -160,7 +157,7 @@ impl Policy {
     pub(super) fn is_ready(&self, id: ExecutionId) -> bool {
         let held = self.holds.held.get(&id);
         let free = held.is_some_and(|h| h.after.is_empty() && h.fails.is_none());
-        let e = self.life.cluster.execution(id);
+        let e = self.life.cluster().execution(id);
         free && e.is_some_and(|e| e.stage == Stage::Pending && !e.is_appending())
     }
 
@@ -186,7 +183,7 @@ impl Policy {
         };
         let (retry_at, sent) = (gang.retry_at, gang.sent);
         let is = |id: &ExecutionId, bound: bool| {
-            let e = self.life.cluster.execution(*id);
+            let e = self.life.cluster().execution(*id);
             e.is_some_and(|e| match e.stage {
                 Stage::Bound(..) => bound && !e.is_appending(),
                 Stage::Pending => !bound,
@@ -243,7 +240,7 @@ impl Policy {
         }
         let (before, mut placed, mut lacking) = (self.life.out.len(), Vec::new(), Vec::new());
         for id in members {
-            let Some(e) = self.life.cluster.execution(*id) else {
+            let Some(e) = self.life.cluster().execution(*id) else {
                 lacking.push(*id);
                 continue;
             };
@@ -282,7 +279,7 @@ impl Policy {
         }
         self.life.out.truncate(before);
         for id in placed {
-            self.life.cluster.take_back(id);
+            self.life.take_back(id);
         }
         lacking
     }
@@ -304,14 +301,14 @@ impl Policy {
         if gang.complete().is_some_and(|all| all.iter().all(bound)) {
             return false;
         }
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return false;
         };
         let limit = self.life.config.gang_ms;
         let waited = now.mono.since(e.since);
         if waited < limit || self.life.defers(id, self.life.config.grace_ms) {
             let again = now.mono.plus(limit.saturating_sub(waited).max(AGAIN_MS));
-            self.life.cluster.set_due(id, again);
+            self.life.set_due(id, again);
             return true;
         }
         if let Some(gang) = self.holds.gangs.get_mut(&key) {
@@ -361,7 +358,7 @@ impl Policy {
         // Nothing of the gang runs or has its capsule: who finds a place first must not start alone.
         let ended = members
             .iter()
-            .all(|id| match self.life.cluster.execution(*id) {
+            .all(|id| match self.life.cluster().execution(*id) {
                 Some(e) => {
                     e.stage == Stage::Pending || e.is_appending() && !started(&Some(e.stage))
                 }
@@ -390,14 +387,14 @@ impl Policy {
             return true;
         }
         for id in members {
-            let Some(e) = self.life.cluster.execution(id) else {
+            let Some(e) = self.life.cluster().execution(id) else {
                 continue;
             };
             let Stage::Started(ix, _) = e.stage else {
                 continue;
             };
             self.life.out.push(Action::Control {
-                node: self.life.cluster.node(ix).id.clone(),
+                node: self.life.cluster().node(ix).id.clone(),
                 request: ControlRequest::Yield {
                     execution: id,
                     epoch: e.epoch,

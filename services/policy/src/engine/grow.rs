@@ -50,7 +50,7 @@ impl Policy {
             }
         };
         let (Some(e), Some(member)) = (
-            self.life.cluster.execution(one.id),
+            self.life.cluster().execution(one.id),
             self.spread.members.get(&one.id),
         ) else {
             return;
@@ -76,7 +76,7 @@ impl Policy {
         });
         growth.stays = Some(Stay::Asked(one.id));
         self.life.out.push(Action::Control {
-            node: self.life.cluster.node(ix).id.clone(),
+            node: self.life.cluster().node(ix).id.clone(),
             request: ControlRequest::Split {
                 execution: one.id,
                 epoch: e.epoch,
@@ -95,7 +95,7 @@ impl Policy {
         let Some(asked) = &growth.asked else {
             return;
         };
-        let e = self.life.cluster.execution(asked.execution);
+        let e = self.life.cluster().execution(asked.execution);
         let (Some(e), Some(member)) = (e, self.spread.members.get(&asked.execution)) else {
             growth.asked = None;
             return;
@@ -124,7 +124,7 @@ impl Policy {
             return Err(Stay::Full);
         }
         let settles = live.iter().find(|id| {
-            let e = self.life.cluster.execution(**id);
+            let e = self.life.cluster().execution(**id);
             e.is_none_or(|e| !e.computes() || e.is_appending())
         });
         if let Some(id) = unborn.first().or(settles) {
@@ -173,7 +173,7 @@ impl Policy {
     fn splittable(&self, id: ExecutionId) -> Option<Splittable> {
         let now = self.life.now;
         let (e, member) = (
-            self.life.cluster.execution(id)?,
+            self.life.cluster().execution(id)?,
             self.spread.members.get(&id)?,
         );
         if !matches!(e.stage, Stage::Started(..)) {
@@ -198,11 +198,11 @@ impl Policy {
 
     /// True if another waiting execution has a place, or a gang gathers places.
     fn others_wait(&mut self) -> bool {
-        if self.life.cluster.changed.newcomers {
+        if self.life.cluster().changed.newcomers {
             return true;
         }
         let waits = |id| {
-            let e = self.life.cluster.execution(id);
+            let e = self.life.cluster().execution(id);
             e.is_some_and(|e| e.stage == Stage::Pending)
         };
         let mut gangs = self.holds.gangs.values();
@@ -223,11 +223,11 @@ impl Policy {
     /// True if one more execution like this finds a place: on a node without a member, or on any
     /// free device if the members run on devices.
     fn has_room(&mut self, like: ExecutionId, live: &[ExecutionId]) -> bool {
-        let Some(e) = self.life.cluster.execution(like) else {
+        let Some(e) = self.life.cluster().execution(like) else {
             return false;
         };
         let here = live.iter().filter(|_| e.device().is_none());
-        let here = here.filter_map(|id| self.life.cluster.execution(*id)?.stage.node());
+        let here = here.filter_map(|id| self.life.cluster().execution(*id)?.stage.node());
         let avoid: Vec<_> = here
             .map(|node| Avoided {
                 node,

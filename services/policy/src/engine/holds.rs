@@ -56,7 +56,7 @@ impl Policy {
             let batch = self.holds.batches.entry(batch).or_default();
             batch.insert(id, held.at_once);
         }
-        self.life.cluster.changed.holds = true;
+        self.life.changed().holds = true;
         self.holds.held.insert(id, Box::new(held));
         self.join_gang(id);
     }
@@ -77,7 +77,7 @@ impl Policy {
         let Some(gang) = self.holds.held.get(&id).and_then(|h| h.gang.clone()) else {
             return;
         };
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return;
         };
         let (key, member) = ((e.tenant.clone(), gang.name), (e.submitted_at, id));
@@ -85,7 +85,7 @@ impl Policy {
         together.size = gang.size;
         together.members.insert(member);
         self.holds.gangs_due.insert(key);
-        self.life.cluster.changed.holds = true;
+        self.life.changed().holds = true;
     }
 
     /// Handles the end of an execution.
@@ -100,7 +100,8 @@ impl Policy {
         let old_ms = i64::try_from(self.life.config.vanished_ms).unwrap_or(i64::MAX);
         // Executions of one batch may get their ledgers a moment apart.
         let youngest = self.holds.waiters.get(&id).into_iter().flatten();
-        let youngest = youngest.filter_map(|w| Some(self.life.cluster.execution(*w)?.submitted_at));
+        let youngest =
+            youngest.filter_map(|w| Some(self.life.cluster().execution(*w)?.submitted_at));
         let old = youngest.max().is_none_or(|at| wall - at.millis() > old_ms);
         if matches!(seen, Seen::Ended(_)) || (seen == Seen::Vanished && old) {
             self.seen(id, seen, old);
@@ -120,7 +121,7 @@ impl Policy {
                 self.holds.waiters.entry(id).or_default().insert(waiter);
                 continue;
             }
-            self.life.cluster.changed.holds = true;
+            self.life.changed().holds = true;
             if held.fails.is_some() {
                 self.holds.failing.insert(waiter);
             } else if held.after.is_empty() {
@@ -144,7 +145,7 @@ impl Policy {
     }
 
     pub(super) fn wait_if_pending(&mut self, id: ExecutionId) {
-        let pending = self.life.cluster.execution(id);
+        let pending = self.life.cluster().execution(id);
         if pending.is_some_and(|e| e.stage == Stage::Pending && !e.is_appending()) {
             self.wait(id);
         }
@@ -152,7 +153,7 @@ impl Policy {
 
     /// Forgets the holds of an execution that no longer lives.
     pub(super) fn forget_holds(&mut self, id: ExecutionId) {
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return;
         };
         if self.holds.is_idle() {
@@ -193,7 +194,7 @@ impl Policy {
         if self.awaits_parts(id) {
             return false;
         }
-        let pending = self.life.cluster.execution(id);
+        let pending = self.life.cluster().execution(id);
         if self.holds.is_idle() || pending.is_none_or(|e| e.stage != Stage::Pending) {
             return true;
         }
@@ -211,7 +212,7 @@ impl Policy {
                 if let Some(tenant) = self.life.tenant(id) {
                     let key = (tenant, gang.name.clone());
                     self.holds.gangs_due.insert(key);
-                    self.life.cluster.changed.holds = true;
+                    self.life.changed().holds = true;
                 }
                 return false;
             }
@@ -221,7 +222,7 @@ impl Policy {
 
     /// For people: why an execution may not be bound now, independent of room.
     pub(super) fn held_in_words(&self, id: ExecutionId) -> Option<String> {
-        let e = self.life.cluster.execution(id)?;
+        let e = self.life.cluster().execution(id)?;
         if e.stage != Stage::Pending {
             return None;
         }
@@ -249,7 +250,7 @@ impl Policy {
     pub(super) fn help_for_held(&self, id: ExecutionId) -> Vec<String> {
         let Some((e, held)) = self
             .life
-            .cluster
+            .cluster()
             .execution(id)
             .map(|e| (e, self.holds.held.get(&id)))
         else {
@@ -281,7 +282,7 @@ impl Policy {
 
     fn awaited_in_words(&self, held: &Held) -> String {
         const NAMED: usize = 5;
-        let where_it_is = |id| match self.life.cluster.execution(id).map(|e| e.stage) {
+        let where_it_is = |id| match self.life.cluster().execution(id).map(|e| e.stage) {
             None => "not known here",
             Some(Stage::Pending) => "pending",
             Some(Stage::Bound(..)) => "bound",
@@ -317,7 +318,7 @@ impl Policy {
             self.holds.swept = now.mono;
             self.sweep_reservations();
         }
-        if !std::mem::take(&mut self.life.cluster.changed.holds) && !sweep {
+        if !std::mem::take(&mut self.life.changed().holds) && !sweep {
             return;
         }
         self.look_at_ledgers();
@@ -337,7 +338,7 @@ impl Policy {
             .map(|(id, _)| *id)
             .take(LOOKS)
             .collect();
-        self.life.cluster.changed.holds |= ids.len() == LOOKS;
+        self.life.changed().holds |= ids.len() == LOOKS;
         for id in ids {
             self.holds.look_at.remove(&id);
             let waiter = self.holds.waiters.get(&id).and_then(|w| w.first());
@@ -365,7 +366,7 @@ impl Policy {
     fn fail_what_cannot_run(&mut self) {
         let ids: Vec<_> = self.holds.failing.iter().copied().collect();
         for id in ids {
-            let Some(e) = self.life.cluster.execution(id) else {
+            let Some(e) = self.life.cluster().execution(id) else {
                 self.holds.failing.remove(&id);
                 continue;
             };
@@ -373,7 +374,7 @@ impl Policy {
                 continue;
             }
             if self.life.defers(id, self.life.config.grace_ms) {
-                self.life.cluster.changed.holds = true;
+                self.life.changed().holds = true;
                 continue;
             }
             let held = self.holds.held.get(&id);

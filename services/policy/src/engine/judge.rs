@@ -1,13 +1,12 @@
 //! Compares what two nodes computed for the same claim, and decides what follows.
 
-use fiec_schemas::messages::{ControlRequest, Record, VerificationOutcome};
+use fiec_schemas::messages::{Record, VerificationOutcome};
 use fiec_schemas::package::is_built_in;
 use fiec_schemas::substrate::HOST;
 use fiec_schemas::trust::{Proof, Verdict, VerifiedUpTo};
 use fiec_schemas::{Contract, Event, ExecutionId, Fault, NodeId, StatePlace};
 
 use super::{Action, Policy};
-use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::{NodeIx, Stage};
 use crate::verify::Claim;
 
@@ -39,24 +38,13 @@ fn is_kept(place: &StatePlace) -> bool {
     place.seq.is_none()
 }
 
-impl Lifecycle {
-    /// Asks a node to run its canaries: if one fails, it was the node.
-    pub(crate) fn ask_for_proof(&mut self, ix: NodeIx) {
-        self.out.push(Action::Control {
-            node: self.cluster.node(ix).id.clone(),
-            request: ControlRequest::Prove,
-            ticket: None,
-        });
-    }
-}
-
 impl Policy {
     /// Processes the result of a verifier.
     pub(super) fn verdict(&mut self, verdict: Verdict) {
         let now = self.life.now;
         let id = verdict.execution;
         let retry = self.life.config.verify_retry_ms;
-        let from = self.life.cluster.find(&verdict.node);
+        let from = self.life.cluster().find(&verdict.node);
         let Some(check) = self.checks.get_mut(&id) else {
             return;
         };
@@ -114,7 +102,7 @@ impl Policy {
             .as_ref()
             .and_then(|t| t.other.as_ref())
             .map(|(ix, _)| *ix);
-        let name = |ix: NodeIx| self.life.cluster.node(ix).id.clone();
+        let name = |ix: NodeIx| self.life.cluster().node(ix).id.clone();
         let claimant = claim.node.map(name);
         let said = claimant
             .as_ref()
@@ -245,7 +233,7 @@ impl Policy {
             let by = check
                 .by
                 .iter()
-                .map(|ix| self.life.cluster.node(*ix).id.clone());
+                .map(|ix| self.life.cluster().node(*ix).id.clone());
             let up_to = VerifiedUpTo {
                 v: 1,
                 by: by.take(VERIFIERS_LIMIT).collect(),
@@ -267,7 +255,8 @@ impl Policy {
     /// Ends an execution that nobody can compute twice with the same bits, once everything of it was
     /// computed. While it computes, its nodes may yet be found to be at fault.
     pub(super) fn gives_up_comparing(&mut self, id: ExecutionId) -> bool {
-        let (Some(check), Some(e)) = (self.checks.get(&id), self.life.cluster.execution(id)) else {
+        let (Some(check), Some(e)) = (self.checks.get(&id), self.life.cluster().execution(id))
+        else {
             return false;
         };
         if check.babels < BABELS_LIMIT || e.stage != Stage::Verifying || e.is_appending() {
@@ -313,12 +302,12 @@ impl Policy {
             return;
         };
         let (by, segments) = (check.by.clone(), check.segments);
-        let by = by.iter().map(|ix| self.life.cluster.node(*ix).id.clone());
+        let by = by.iter().map(|ix| self.life.cluster().node(*ix).id.clone());
         let verified = Event::Verified {
             by: by.take(VERIFIERS_LIMIT).collect(),
             segments,
         };
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return;
         };
         // An append in flight settles first; a later tick tries again.
@@ -344,11 +333,11 @@ impl Policy {
     /// nodes that agree has as many processors, and the program is a package, whose threads may follow
     /// them. Built-in programs have the same bits on any number.
     fn excuse(&self, id: ExecutionId, alone: NodeIx, agreed: &[NodeIx]) -> Option<String> {
-        let profile = self.life.cluster.execution(id)?.profile;
-        if is_built_in(&self.life.cluster.profiles.get(profile)?.program) {
+        let profile = self.life.cluster().execution(id)?.profile;
+        if is_built_in(&self.life.cluster().profiles.get(profile)?.program) {
             return None;
         }
-        let cpus = |ix: NodeIx| Some(self.life.cluster.node(ix).descriptor.as_ref()?.cpus);
+        let cpus = |ix: NodeIx| Some(self.life.cluster().node(ix).descriptor.as_ref()?.cpus);
         let own = cpus(alone);
         let is_like = |ix: &NodeIx| own.is_some() && cpus(*ix) == own;
         (!agreed.iter().any(is_like)).then(|| {

@@ -14,8 +14,8 @@ const AGAIN_US: i64 = 1_000_000;
 impl Policy {
     /// The deadline after which the execution fails, if it has one.
     fn fails_at(&self, id: ExecutionId) -> Option<Timestamp> {
-        let e = self.life.cluster.execution(id)?;
-        let deadline = self.life.cluster.profiles.get(e.profile)?.deadline?;
+        let e = self.life.cluster().execution(id)?;
+        let deadline = self.life.cluster().profiles.get(e.profile)?.deadline?;
         (deadline.on_miss == OnMiss::Fail).then(|| deadline.moment(e.submitted_at))
     }
 
@@ -64,7 +64,7 @@ impl Policy {
     }
 
     fn fail_late(&mut self, id: ExecutionId, deadline: Timestamp) {
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return;
         };
         if e.is_appending() {

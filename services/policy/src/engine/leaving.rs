@@ -28,7 +28,7 @@ impl Policy {
     /// Moves an execution whose node is excluded by a change. Returns true if the node is excluded.
     pub(super) fn obey_change(&mut self, id: ExecutionId) -> bool {
         let now = self.life.now;
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return false;
         };
         let Some(ix) = e.stage.node() else {
@@ -39,11 +39,11 @@ impl Policy {
         }
         let overdue = now.mono.since(e.since) >= self.life.config.horizon_ms;
         if matches!(e.stage, Stage::Started(..)) && overdue {
-            self.life.cluster.mark_long(id);
+            self.life.mark_long(id);
         }
         if matches!(self.review_one(id, ix), Placed::NoRoom | Placed::Moot) {
             let again = now.mono.plus(self.life.config.order_retry_ms);
-            self.life.cluster.set_due(id, again);
+            self.life.set_due(id, again);
         }
         true
     }
@@ -73,13 +73,13 @@ impl Policy {
         let Some(end) = self.life.leave_by(ix) else {
             return;
         };
-        if self.life.cluster.node(ix).presence != crate::lifecycle::cluster::Presence::Up {
+        if self.life.cluster().node(ix).presence != crate::lifecycle::cluster::Presence::Up {
             return;
         }
         let left_ms = u64::try_from(end.millis() - now.wall.millis()).unwrap_or(0);
-        let ids: Vec<_> = self.life.cluster.node(ix).holds.iter().copied().collect();
+        let ids: Vec<_> = self.life.cluster().node(ix).holds.iter().copied().collect();
         for id in ids {
-            let Some(e) = self.life.cluster.execution(id) else {
+            let Some(e) = self.life.cluster().execution(id) else {
                 continue;
             };
             let Stage::Started(..) = e.stage else {

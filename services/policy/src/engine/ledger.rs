@@ -21,14 +21,14 @@ impl Policy {
         }
         let writer = self.life.writer(view);
         self.life.hear_writer(writer);
-        let known = self.life.cluster.execution(id);
+        let known = self.life.cluster().execution(id);
         let arrived = known.map_or(Millis(0), |e| e.arrived);
         let known = known.map_or(0, |e| e.seq);
         let is_old = view.seq < known && !(reread && self.life.doubt(id));
         if is_old || (view.seq == known && !reread) {
             return;
         }
-        let lost = |ix| matches!(self.life.cluster.node(ix).presence, Presence::Lost { .. });
+        let lost = |ix| matches!(self.life.cluster().node(ix).presence, Presence::Lost { .. });
         if !reread && writer.is_some_and(lost) {
             self.life.writes_again(view);
         }
@@ -55,9 +55,13 @@ impl Policy {
         if !self.take_up(view) {
             return;
         }
-        let before = self.life.cluster.execution(id).map(|e| (e.stage, e.epoch));
-        let profile = self.life.cluster.execution(id).map(|e| e.profile);
-        let profile = profile.and_then(|ix| self.life.cluster.profiles.get(ix));
+        let before = self
+            .life
+            .cluster()
+            .execution(id)
+            .map(|e| (e.stage, e.epoch));
+        let profile = self.life.cluster().execution(id).map(|e| e.profile);
+        let profile = profile.and_then(|ix| self.life.cluster().profiles.get(ix));
         let claim = Claim::of(profile, device);
         let since = if self.life.loaded {
             now.mono
@@ -65,20 +69,20 @@ impl Policy {
             now.moment_of(view.state.at())
         };
         let keeps_since = before.is_some_and(|(b, epoch)| b == stage && epoch == view.state.epoch);
-        if keeps_since && let Some(e) = self.life.cluster.execution(id) {
+        if keeps_since && let Some(e) = self.life.cluster().execution(id) {
             let since = e.since;
-            self.life.cluster.set_stage(id, stage, claim, since);
+            self.life.set_stage(id, stage, claim, since);
         } else {
-            self.life.cluster.set_stage(id, stage, claim, since);
+            self.life.set_stage(id, stage, claim, since);
         }
         let moved = before.is_none_or(|(_, epoch)| epoch != view.state.epoch);
         let had_a_place = before.is_some_and(|(_, epoch)| epoch > 0);
         if moved && had_a_place && !self.life.waiting.is_empty() {
             // Its old slot is free for another execution.
-            self.life.cluster.changed.places = true;
+            self.life.changed().places = true;
         }
         if moved || !matches!(stage, Stage::Started(..)) {
-            self.life.cluster.clear_order(id);
+            self.life.clear_order(id);
         }
         self.life.note_starts(view, (writer, arrived));
         self.life.note_facts(view, stage, before.map(|(b, _)| b));
@@ -97,7 +101,7 @@ impl Policy {
     fn take_up(&mut self, view: &LedgerView<'_>) -> bool {
         let now = self.life.now;
         let id = view.state.execution;
-        let known = self.life.cluster.execution(id).map(|e| e.profile);
+        let known = self.life.cluster().execution(id).map(|e| e.profile);
         if let Some(profile) = known.filter(|profile| *profile != ProfileIx::UNKNOWN) {
             if view.state.is_adjusted() && self.life.is_changed(id, view) {
                 self.adjust(id, profile, view);
@@ -129,7 +133,7 @@ impl Policy {
             return true;
         }
         let since = now.moment_of(view.state.at());
-        self.life.cluster.insert(
+        self.life.insert(
             id,
             Execution {
                 tenant,
@@ -161,14 +165,14 @@ impl Policy {
     /// Applies an operator's change: the execution gets a new profile.
     fn adjust(&mut self, id: ExecutionId, old: ProfileIx, view: &LedgerView<'_>) {
         let (Some(change), Some(profile)) =
-            (view.state.adjusted(), self.life.cluster.profiles.get(old))
+            (view.state.adjusted(), self.life.cluster().profiles.get(old))
         else {
             return;
         };
         let mut profile = profile.clone();
         profile.adjust(&change);
         self.stop_waiting(id);
-        let (new, fresh) = self.life.cluster.profiles.acquire_profile(profile);
+        let (new, fresh) = self.life.acquire_profile(profile);
         if fresh {
             self.life.watch_overrides(new);
             self.life.inherit_watches(old, new);
@@ -178,21 +182,21 @@ impl Policy {
             .and_then(|a| a.who.as_deref());
         self.life.set_profile(id, new);
         self.life.note_change(id, who);
-        self.life.cluster.release_profile(old);
-        self.life.cluster.claim_anew(id);
+        self.life.release_profile(old);
+        self.life.claim_anew(id);
     }
 
     fn schedule(&mut self, id: ExecutionId, stage: Stage, view: &LedgerView<'_>) {
         let now = self.life.now;
         match stage {
             Stage::Pending => {
-                self.life.cluster.set_due(id, self.life.next_chance(id));
+                self.life.set_due(id, self.life.next_chance(id));
                 self.note_gang(id);
                 self.wait(id);
             }
             Stage::Paused | Stage::Held | Stage::Verifying => {
                 self.stop_waiting(id);
-                self.life.cluster.set_due(id, Millis(0));
+                self.life.set_due(id, Millis(0));
             }
             Stage::Bound(..) => {
                 self.stop_waiting(id);
@@ -209,7 +213,7 @@ impl Policy {
                 } else {
                     self.life.config.grace_ms
                 };
-                self.life.cluster.set_due(
+                self.life.set_due(
                     id,
                     now.mono
                         .plus(self.life.balance_check().saturating_add(grace)),
@@ -218,12 +222,12 @@ impl Policy {
             Stage::Started(..) => {
                 self.stop_waiting(id);
                 self.note_gang(id);
-                let Some(e) = self.life.cluster.execution(id) else {
+                let Some(e) = self.life.cluster().execution(id) else {
                     return;
                 };
                 if e.order().is_none() && !e.long {
                     let due = e.since.plus(self.life.config.horizon_ms).max(now.mono);
-                    self.life.cluster.set_due(id, due);
+                    self.life.set_due(id, due);
                 }
             }
         }
@@ -233,17 +237,17 @@ impl Policy {
     pub(super) fn learn_spec(&mut self, id: ExecutionId, spec: &Submission) {
         if self
             .life
-            .cluster
+            .cluster()
             .execution(id)
             .is_none_or(|e| e.profile != ProfileIx::UNKNOWN)
         {
             return;
         }
-        let adjusted = self.life.cluster.execution(id);
+        let adjusted = self.life.cluster().execution(id);
         let adjusted = adjusted.and_then(|e| e.extra.as_ref()?.adjusted.clone());
         if let Some((tenant, bound)) = self
             .life
-            .cluster
+            .cluster()
             .execution(id)
             .map(|e| (e.tenant.clone(), e.epoch > 0))
         {
@@ -260,7 +264,7 @@ impl Policy {
             self.wait(id);
         }
         self.note_deadline(id);
-        self.life.cluster.claim_anew(id);
+        self.life.claim_anew(id);
     }
 
     /// Removes an execution that has ended, or whose ledger never existed.
@@ -273,8 +277,8 @@ impl Policy {
         self.forget_holds(id);
         self.forget_sharing(id);
         self.forget_spread(id);
-        if self.life.cluster.remove(id).is_some() && !self.life.waiting.is_empty() {
-            self.life.cluster.changed.places = true;
+        if self.life.remove(id).is_some() && !self.life.waiting.is_empty() {
+            self.life.changed().places = true;
         }
     }
 }

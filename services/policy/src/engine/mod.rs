@@ -158,7 +158,7 @@ impl Policy {
                 phase,
             } => self.appended(execution, seq, epoch, &phase),
             Input::Vanished { execution } => self.forget(execution),
-            Input::Container { program } => self.life.cluster.profiles.runs_in_container(&program),
+            Input::Container { program } => self.life.runs_in_container(&program),
             Input::Descriptor { descriptor } => self.descriptor(*descriptor),
             Input::Gone { node } => self.life.gone(&node),
             Input::Flags { node, flags } => self.flags(&node, flags),
@@ -214,8 +214,8 @@ impl Policy {
                 who,
             } => self.operator_yield(ticket, execution, to.as_ref(), &who),
             Input::Tenant { tenant, weight } => {
-                self.life.cluster.tenants.set_weight(&tenant, weight);
-                self.life.cluster.changed.places = true;
+                self.life.set_weight(&tenant, weight);
+                self.life.changed().places = true;
             }
             Input::Connected { connected } => {
                 self.life.connected = connected;
@@ -241,7 +241,7 @@ impl Policy {
             return;
         }
         self.act_on_holds();
-        if self.life.cluster.changed.may_fill() {
+        if self.life.cluster().changed.may_fill() {
             self.fill();
         }
     }
@@ -270,7 +270,7 @@ impl Policy {
         if !self.life.loaded {
             return;
         }
-        for ix in self.life.cluster.keys() {
+        for ix in self.life.cluster().keys() {
             self.look_at_node(ix);
             self.look_at_trust(ix);
         }
@@ -279,7 +279,7 @@ impl Policy {
         }
         // A review may schedule the next one at once. One round a tick is enough.
         let mut due = Vec::new();
-        while let Some(id) = self.life.cluster.pop_due(now.mono) {
+        while let Some(id) = self.life.pop_due() {
             due.push(id);
         }
         for id in due {
@@ -291,7 +291,7 @@ impl Policy {
         self.serve_waiting();
         self.look_at_quotas();
         self.preempt();
-        if self.life.cluster.parked() > 0 {
+        if self.life.cluster().parked() > 0 {
             self.look_at_parked();
         }
         self.reallocation
@@ -303,7 +303,7 @@ impl Policy {
     /// After a stall or a lost connection of this process, silence of nodes does not count.
     fn start_clocks_anew(&mut self) {
         self.holds.distrust();
-        self.life.cluster.changed.holds = true;
+        self.life.changed().holds = true;
         self.life.start_clocks_anew();
     }
 
@@ -311,7 +311,7 @@ impl Policy {
     fn begin(&mut self) {
         let now = self.life.now;
         self.life.loaded = true;
-        self.life.cluster.changed.places = true;
+        self.life.changed().places = true;
         self.holds.began = now.mono;
         self.life.last_tick = Some(now.mono);
         self.start_clocks_anew();

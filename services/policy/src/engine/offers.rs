@@ -17,7 +17,7 @@ use crate::time::Now;
 impl Policy {
     /// The current offers, [`OFFERS_LIMIT`] at most.
     pub fn offers(&self, now: Now) -> Offers {
-        let nodes = self.life.cluster.nodes();
+        let nodes = self.life.cluster().nodes();
         let mut all: Vec<&Node> = nodes
             .map(|(_, node)| node)
             .filter(|node| is_offered(node, now, &self.life.config))

@@ -15,7 +15,7 @@ use crate::lifecycle::placement::Ask;
 impl Policy {
     /// Reviews all executions that a node holds: must one leave?
     pub(super) fn review_holds(&mut self, ix: NodeIx) {
-        let mut ids: Vec<_> = self.life.cluster.node(ix).holds.iter().copied().collect();
+        let mut ids: Vec<_> = self.life.cluster().node(ix).holds.iter().copied().collect();
         self.parked_first(ix, &mut ids);
         if self.life.leave_by(ix).is_some() {
             self.longest_first(&mut ids);
@@ -23,7 +23,7 @@ impl Policy {
         // If one execution finds no destination, others of its profile find none either.
         let mut in_vain = BTreeSet::new();
         for id in ids {
-            let Some(e) = self.life.cluster.execution(id) else {
+            let Some(e) = self.life.cluster().execution(id) else {
                 continue;
             };
             let plain = e.extra.is_none();
@@ -40,7 +40,7 @@ impl Policy {
 
     pub(super) fn review_one(&mut self, id: ExecutionId, ix: NodeIx) -> Placed {
         let now = self.life.now;
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return Placed::Moot;
         };
         let started = matches!(e.stage, Stage::Started(..));
@@ -51,7 +51,7 @@ impl Policy {
             }
             return placed;
         }
-        if self.life.cluster.node(ix).presence != crate::lifecycle::cluster::Presence::Up {
+        if self.life.cluster().node(ix).presence != crate::lifecycle::cluster::Presence::Up {
             return Placed::Moot;
         }
         let cause = if let Some(cause) = self.life.must_go(id, ix, started) {
@@ -71,7 +71,7 @@ impl Policy {
     /// Orders a yield to the best other node. Without one the execution stays.
     pub(super) fn yield_elsewhere(&mut self, id: ExecutionId, ix: NodeIx, cause: Cause) -> Placed {
         let now = self.life.now;
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return Placed::Moot;
         };
         // A refused or unanswered order delays the next attempt.

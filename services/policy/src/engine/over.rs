@@ -64,7 +64,7 @@ impl Policy {
         let limited: Vec<_> = limited.map(|(t, q)| (t.clone(), q.clone())).collect();
         let known = |tenant: &Tenant| limited.iter().any(|(t, _)| t == tenant);
         self.holds.over.retain(|tenant, _| known(tenant));
-        let cluster = &self.life.cluster;
+        let cluster = self.life.cluster();
         self.holds.trimmed.retain(|id, trimmed| {
             let e = cluster.execution(*id).filter(|e| known(&e.tenant));
             e.is_some_and(|e| e.epoch == trimmed.epoch && matches!(e.stage, Stage::Started(..)))
@@ -98,8 +98,8 @@ impl Policy {
         let leaves = |id| table.to_free.contains_key(id) || table.freeing.contains(id);
         let entries = table.entries.values().filter(|e| !leaves(&e.execution));
         let entries = entries.filter_map(|entry| {
-            let e = self.life.cluster.execution(entry.execution)?;
-            let profile = self.life.cluster.profiles.get(e.profile);
+            let e = self.life.cluster().execution(entry.execution)?;
+            let profile = self.life.cluster().profiles.get(e.profile);
             let own = entry.by == self.seed;
             if !own && gave_way(e) && !self.is_gone(entry) {
                 // The owner is about to free this reservation.
@@ -142,7 +142,7 @@ impl Policy {
 
     /// True if the execution already yields without a destination at its next boundary.
     fn is_going(&self, id: ExecutionId) -> bool {
-        let order = self.life.cluster.execution(id).and_then(|e| e.order());
+        let order = self.life.cluster().execution(id).and_then(|e| e.order());
         order.is_some_and(|o| o.wants == Wanted::Yield && o.to.is_none())
     }
 
@@ -195,7 +195,7 @@ impl Policy {
     }
 
     fn tell(&mut self, id: ExecutionId, cause: Cause, tries: u32) {
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return;
         };
         let trimmed = Trimmed {
@@ -211,7 +211,7 @@ impl Policy {
     /// Repeats an order that the holder did not confirm.
     fn tell_again(&mut self, id: ExecutionId) {
         let now = self.life.now;
-        let e = self.life.cluster.execution(id);
+        let e = self.life.cluster().execution(id);
         let waits = e.is_none_or(|e| e.was_told(now.mono));
         if let Some(Trimmed { tries, cause, .. }) = self.holds.trimmed.get(&id)
             && !waits
@@ -223,7 +223,7 @@ impl Policy {
 
     /// The tenant is within its quota again.
     fn forget_trimmed(&mut self, tenant: &Tenant) {
-        let cluster = &self.life.cluster;
+        let cluster = self.life.cluster();
         self.holds.trimmed.retain(|id, _| {
             let e = cluster.execution(*id);
             e.is_some_and(|e| e.tenant != *tenant)
@@ -242,7 +242,7 @@ impl Policy {
         });
         if own && let Some(table) = self.holds.tables.get_mut(&tenant) {
             table.to_free.insert(id, now.mono);
-            self.life.cluster.changed.holds = true;
+            self.life.changed().holds = true;
         }
     }
 

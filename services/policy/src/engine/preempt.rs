@@ -14,7 +14,7 @@ use fiec_schemas::scheduling::Rule;
 use fiec_schemas::{Cause, EventKind, ExecutionId, Timestamp};
 
 use super::Policy;
-use super::aside::{GivesWay, is_aside};
+use super::aside::GivesWay;
 use super::victims::{Victim, WINDOW};
 use crate::lifecycle::cluster::Stage;
 use crate::lifecycle::cluster::profile::Profile;
@@ -100,7 +100,7 @@ impl Policy {
     /// long as it is left alone, no other execution is preempted in its place.
     fn forget_vain_orders(&mut self) {
         let now = self.life.now;
-        let cluster = &self.life.cluster;
+        let cluster = self.life.cluster();
         self.share.asking.retain(|by, (victim, _)| {
             cluster
                 .execution(*victim)
@@ -154,10 +154,10 @@ impl Policy {
         effective: i32,
     ) -> Option<Contender> {
         let now = self.life.now;
-        let e = self.life.cluster.execution(id)?;
-        let profile = self.life.cluster.profiles.get(e.profile)?;
+        let e = self.life.cluster().execution(id)?;
+        let profile = self.life.cluster().profiles.get(e.profile)?;
         let fresh = self.steps_back_for(e).is_some();
-        let waits = e.stage == Stage::Pending || is_aside(e) && e.order().is_none();
+        let waits = e.stage == Stage::Pending || e.is_aside() && e.order().is_none();
         (waits && !e.is_appending() && !fresh).then(|| Contender {
             id,
             tenant: waiter.tenant,
@@ -190,19 +190,19 @@ impl Policy {
         let first = self.holds.first.as_ref();
         let first = first.filter(|f| f.keeps || f.members.contains(&contender.id));
         let kept = first.map(|first| Arc::clone(&first.places));
-        let node = self.life.cluster.node(victim.node).id.clone();
+        let node = self.life.cluster().node(victim.node).id.clone();
         let note = format!(
             "{} on {node} gives way to it at its next boundary",
             victim.id
         );
         self.life.note(contender.id, note);
         // If only its device is wanted, another device of the same node will do.
-        let node = self.life.cluster.node(victim.node);
+        let node = self.life.cluster().node(victim.node);
         let leaving = match victim.claim.device() {
             Some(device) if node.held() < node.slots() => Leaving::Place(victim.node, Some(device)),
             _ => Leaving::Node(victim.node),
         };
-        let ask = self.life.cluster.execution(victim.id).map(|e| {
+        let ask = self.life.cluster().execution(victim.id).map(|e| {
             let ask = Ask { kept, ..Ask::of(e) };
             ask.leaves(Some(leaving))
         });

@@ -21,7 +21,7 @@ impl Policy {
 
     /// Sequence of the last known message of a live execution.
     pub fn sequence(&self, id: ExecutionId) -> Option<Sequence> {
-        self.life.cluster.execution(id).map(|e| e.seq)
+        self.life.cluster().execution(id).map(|e| e.seq)
     }
 
     /// True for a joined node.
@@ -31,11 +31,11 @@ impl Policy {
 
     /// The fetch of a bound execution's state, as its node's last vector reports it.
     pub fn arriving(&self, id: ExecutionId) -> Option<ArrivingState> {
-        let e = self.life.cluster.execution(id)?;
+        let e = self.life.cluster().execution(id)?;
         let Stage::Bound(ix, instance) = e.stage else {
             return None;
         };
-        let vector = self.life.cluster.node(ix).vector.as_ref()?;
+        let vector = self.life.cluster().node(ix).vector.as_ref()?;
         let mut all = vector.arriving.iter();
         let found = all.find(|a| a.execution == id && a.epoch == e.epoch)?;
         (vector.instance == instance).then(|| found.clone())
@@ -43,9 +43,9 @@ impl Policy {
 
     /// The identity in a node's claim.
     pub fn identity(&self, node: &NodeId) -> Option<NodeIdentity> {
-        let ix = self.life.cluster.find(node)?;
+        let ix = self.life.cluster().find(node)?;
         self.life
-            .cluster
+            .cluster()
             .node(ix)
             .descriptor
             .as_ref()?
@@ -55,15 +55,18 @@ impl Policy {
 
     /// The instance of a node's descriptor.
     pub fn instance(&self, node: &NodeId) -> Option<InstanceId> {
-        self.life.cluster.node(self.life.cluster.find(node)?).life
+        self.life
+            .cluster()
+            .node(self.life.cluster().find(node)?)
+            .life
     }
 
     /// The last progress that a node reported for a running execution.
     pub fn progress(&self, id: ExecutionId) -> Option<RunningProgress> {
-        let Stage::Started(ix, _) = self.life.cluster.execution(id)?.stage else {
+        let Stage::Started(ix, _) = self.life.cluster().execution(id)?.stage else {
             return None;
         };
-        let vector = self.life.cluster.node(ix).vector.as_ref()?;
+        let vector = self.life.cluster().node(ix).vector.as_ref()?;
         vector.running.iter().find(|r| r.execution == id).cloned()
     }
 
@@ -74,12 +77,12 @@ impl Policy {
 
     /// Number of known nodes.
     pub fn known_nodes(&self) -> u32 {
-        self.life.cluster.node_count()
+        self.life.cluster().node_count()
     }
 
     /// The clock reading of each joined node that reports one.
     pub fn node_clocks(&self) -> impl Iterator<Item = (&NodeId, ClockReading)> {
-        self.life.cluster.nodes().filter_map(|(_, node)| {
+        self.life.cluster().nodes().filter_map(|(_, node)| {
             let (descriptor, vector) = (node.descriptor.as_ref()?, node.vector.as_ref()?);
             Some((&descriptor.node, vector.clock?))
         })
@@ -87,7 +90,7 @@ impl Policy {
 
     /// Number of live executions.
     pub fn live(&self) -> usize {
-        self.life.cluster.live()
+        self.life.cluster().live()
     }
 
     /// Number of executions that wait for a binding.
@@ -98,7 +101,7 @@ impl Policy {
     /// Number of a tenant's live executions without a node, appends in flight included. A counter,
     /// so it may be read for every line.
     pub fn waiting_of(&self, tenant: &Tenant) -> u32 {
-        self.life.cluster.tenants.waiting(tenant)
+        self.life.cluster().tenants.waiting(tenant)
     }
 
     /// The limit on that number in the tenant's quota, if it has one.
@@ -119,9 +122,9 @@ impl Policy {
     /// The shard from which a node pulls capsules.
     pub fn shard(&self, node: &NodeId) -> u16 {
         self.life
-            .cluster
+            .cluster()
             .find(node)
-            .and_then(|ix| self.life.cluster.node(ix).descriptor.as_ref())
+            .and_then(|ix| self.life.cluster().node(ix).descriptor.as_ref())
             .map_or(0, |d| d.shard)
     }
 
@@ -133,6 +136,6 @@ impl Policy {
     /// Digest of the whole cluster state, for tests of determinism.
     #[doc(hidden)]
     pub fn fingerprint(&self) -> Digest {
-        Digest::of(format!("{:?}", self.life.cluster).as_bytes())
+        Digest::of(format!("{:?}", self.life.cluster()).as_bytes())
     }
 }

@@ -51,7 +51,7 @@ impl Policy {
     /// node can take it.
     pub(super) fn nowhere(&mut self, id: ExecutionId, cause: &Cause) -> Placed {
         let now = self.life.now;
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return Placed::Moot;
         };
         let pressure = match cause {
@@ -62,7 +62,7 @@ impl Policy {
             Cause::Asked { .. } => None,
             _ => return Placed::NoRoom,
         };
-        let wanted = self.life.cluster.profiles.get(e.profile);
+        let wanted = self.life.cluster().profiles.get(e.profile);
         let wanted = wanted.map_or(WhenUnviable::Cheapest, |p| p.when_unviable);
         let at_risk_ms = self.since_commit_ms(id);
         // A pause is expected to last as long again as it has lasted.
@@ -109,7 +109,7 @@ impl Policy {
         let committed = self.life.rhythms.get(&id).and_then(|r| r.last);
         let since = self
             .life
-            .cluster
+            .cluster()
             .execution(id)
             .map_or(now.mono, |e| e.since);
         now.mono
@@ -120,8 +120,8 @@ impl Policy {
     /// node does not park or the execution cannot.
     pub(super) fn pause_of(&self, id: ExecutionId, expected_ms: u64) -> Option<Pause> {
         let now = self.life.now;
-        let e = self.life.cluster.execution(id)?;
-        let node = self.life.cluster.node(e.stage.node()?);
+        let e = self.life.cluster().execution(id)?;
+        let node = self.life.cluster().node(e.stage.node()?);
         let descriptor = node.descriptor.as_ref()?;
         let cannot = e.extra.as_ref().and_then(|x| x.cannot_park);
         // An execution that is already parked there keeps its memory.
@@ -129,7 +129,7 @@ impl Policy {
         if others >= descriptor.parks || cannot.is_some_and(|until| now.mono < until) {
             return None;
         }
-        let profile = self.life.cluster.profiles.get(e.profile)?;
+        let profile = self.life.cluster().profiles.get(e.profile)?;
         let device = e.device().and_then(|ix| node.devices.get(ix));
         let facts = device.and_then(|d| d.facts.as_ref());
         let memory = facts.and_then(|f| f.memory_bytes).unwrap_or(0);
@@ -174,7 +174,7 @@ impl Policy {
     /// Moves an execution to a node with more if its program has asked for more.
     pub(super) fn look_at_wish(&mut self, id: ExecutionId) -> bool {
         let now = self.life.now;
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return false;
         };
         let asks = e.extra.as_ref().is_some_and(|x| x.asks);
@@ -196,27 +196,27 @@ impl Policy {
             })
             .flatten()
             .collect();
-        let node = &self.life.cluster.node(ix).id;
+        let node = &self.life.cluster().node(ix).id;
         let cause = Cause::Asked {
             reason: format!("{}, and {node} has not granted that", words.join(" and ")),
         };
         let placed = self.yield_elsewhere(id, ix, cause);
         if matches!(placed, Placed::NoRoom | Placed::Moot) {
             let again = now.mono.plus(self.life.config.order_retry_ms);
-            self.life.cluster.set_due(id, again);
+            self.life.set_due(id, again);
         }
         true
     }
 
     /// If memory presses, only parked executions leave, as long as that may help.
     pub(super) fn parked_first(&self, ix: NodeIx, ids: &mut Vec<ExecutionId>) {
-        let node = self.life.cluster.node(ix);
+        let node = self.life.cluster().node(ix);
         if node.parked == 0 || node.is_draining() || node.presence != Presence::Up {
             return;
         }
         let memory = self.memory_presses(ix);
         let stands = |id: &ExecutionId| {
-            let e = self.life.cluster.execution(*id);
+            let e = self.life.cluster().execution(*id);
             e.is_some_and(|e| e.parked().is_some() && e.order().is_none())
         };
         if memory && ids.iter().any(stands) {
@@ -226,7 +226,7 @@ impl Policy {
 
     /// True if a node's memory is beyond its threshold.
     pub(super) fn memory_presses(&self, ix: NodeIx) -> bool {
-        let watch = self.life.cluster.node(ix).base.as_ref();
+        let watch = self.life.cluster().node(ix).base.as_ref();
         let watched = watch.map_or(&[][..], |w| w.watched());
         watched.iter().any(|w| {
             let memory = w.signal == Signal::Memory && w.device.is_none();
@@ -238,7 +238,7 @@ impl Policy {
     pub(super) fn gave_way(&mut self, now: Now, by: ExecutionId) {
         self.share.asking.remove(&by);
         self.share.promised.insert(by, now.mono);
-        self.life.cluster.changed.places = true;
+        self.life.changed().places = true;
         self.hurry_gang(by);
     }
 
@@ -261,20 +261,20 @@ impl Policy {
             return;
         }
         self.realloc.looked = now.mono;
-        for ix in self.life.cluster.keys() {
-            let node = self.life.cluster.node(ix);
+        for ix in self.life.cluster().keys() {
+            let node = self.life.cluster().node(ix);
             if node.parked == 0 || node.presence != Presence::Up {
                 continue;
             }
             let parked = node.holds.iter().copied();
             let parked = parked.filter(|id| {
-                let e = self.life.cluster.execution(*id);
+                let e = self.life.cluster().execution(*id);
                 e.is_some_and(|e| e.parked().is_some() && !e.is_appending() && e.order().is_none())
             });
             // Longest wait first.
             let mut parked: Vec<_> = parked.collect();
             parked.sort_by_key(|id| {
-                let since = self.life.cluster.execution(*id).and_then(|e| e.parked());
+                let since = self.life.cluster().execution(*id).and_then(|e| e.parked());
                 (since.map(|p| p.at), *id)
             });
             for id in parked {
@@ -285,17 +285,17 @@ impl Policy {
 
     fn look_at_one_parked(&mut self, id: ExecutionId, ix: NodeIx) {
         let now = self.life.now;
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return;
         };
-        let node = self.life.cluster.node(ix);
+        let node = self.life.cluster().node(ix);
         if e.was_told(now.mono) || !node.is_fresh(now.mono, &self.life.config) {
             return;
         }
-        if super::aside::is_aside(e) {
+        if e.is_aside() {
             return self.look_at_aside(id, ix);
         }
-        let profile = self.life.cluster.profiles.get(e.profile);
+        let profile = self.life.cluster().profiles.get(e.profile);
         let judged = node.judged(profile, e.device());
         let presses = node
             .watch(e.profile)
@@ -341,7 +341,7 @@ impl Policy {
 
     /// True if a node has what an execution asks for, not counting the execution itself.
     fn would_fit(&mut self, id: ExecutionId, ix: NodeIx) -> bool {
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return false;
         };
         let ask = Ask {
@@ -357,7 +357,7 @@ impl Policy {
         let Claim::Device { device, budget } = claim else {
             return true;
         };
-        let device_of = self.life.cluster.node(ix).devices.get(device);
+        let device_of = self.life.cluster().node(ix).devices.get(device);
         device_of.is_some_and(|d| d.refuses(device, budget, None, |has| has).is_none())
     }
 
@@ -366,7 +366,7 @@ impl Policy {
         if self.is_outranked(id) {
             return;
         }
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return;
         };
         let ask = Ask {

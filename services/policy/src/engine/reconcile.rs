@@ -18,7 +18,7 @@ use crate::lifecycle::cluster::NodeIx;
 impl Policy {
     /// Compares the executions that have started on a node with the node's answer.
     pub(super) fn reconcile(&mut self, name: &NodeId, instance: InstanceId, held: &[Holding]) {
-        let Some(ix) = self.life.cluster.find(name) else {
+        let Some(ix) = self.life.cluster().find(name) else {
             return;
         };
         let orphans = self.life.orphans_of(ix, instance, held);

@@ -14,7 +14,7 @@ impl Policy {
     /// false if nothing was.
     pub(super) fn carry_out_request(&mut self, id: ExecutionId, cause: &Cause) -> bool {
         let now = self.life.now;
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return false;
         };
         let open = e.extra.as_ref().and_then(|extra| extra.request.as_ref());
@@ -32,7 +32,7 @@ impl Policy {
             (RequestKind::Pause, _) => vec![Event::Paused { who }],
         };
         self.life.append(id, events);
-        self.life.cluster.clear_order(id);
+        self.life.clear_order(id);
         self.stop_waiting(id);
         true
     }

@@ -38,7 +38,7 @@ const LOOKED_AT: usize = 20_000;
 impl Policy {
     /// True for an execution that needs a reservation before it is bound.
     pub(super) fn reserves(&self, id: ExecutionId) -> bool {
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return false;
         };
         let held = self.holds.held.get(&id);
@@ -57,7 +57,7 @@ impl Policy {
         if self.holds.is_idle() || !self.reserves(id) {
             return true;
         }
-        let tenant = self.life.cluster.execution(id).map(|e| &e.tenant);
+        let tenant = self.life.cluster().execution(id).map(|e| &e.tenant);
         tenant.is_some_and(|tenant| self.holds.is_reserved(tenant, id, self.seed))
     }
 
@@ -74,12 +74,12 @@ impl Policy {
 
     /// Queues an execution for a reservation, no earlier than `from`.
     pub(super) fn requeue(&mut self, tenant: &Tenant, id: ExecutionId, from: Millis) {
-        if let Some(e) = self.life.cluster.execution(id) {
-            let profile = self.life.cluster.profiles.get(e.profile);
+        if let Some(e) = self.life.cluster().execution(id) {
+            let profile = self.life.cluster().profiles.get(e.profile);
             let priority = profile.map_or(0, |p| p.priority);
             let place = (Reverse(priority), e.submitted_at, id);
             if self.holds.enqueue(tenant, place, from) {
-                self.life.cluster.changed.holds = true;
+                self.life.changed().holds = true;
             }
         }
     }
@@ -89,7 +89,7 @@ impl Policy {
         let held = self.holds.held.get(&id);
         match held.and_then(|h| h.gang.as_ref()) {
             Some(gang) if !self.is_alone(id) => {
-                let tenant = self.life.cluster.execution(id)?.tenant.clone();
+                let tenant = self.life.cluster().execution(id)?.tenant.clone();
                 let together = self.holds.gangs.get(&(tenant, gang.name.clone()))?;
                 together.complete()
             }
@@ -100,10 +100,7 @@ impl Policy {
     /// Stores a tenant's quota.
     pub(super) fn quota(&mut self, tenant: &Tenant, quota: Option<Quota>) {
         let weight = quota.as_ref().map_or(1, Quota::weight);
-        self.life
-            .cluster
-            .tenants
-            .set_weight(tenant, f64::from(weight));
+        self.life.set_weight(tenant, f64::from(weight));
         match quota {
             Some(quota) => self.holds.quotas.insert(tenant.clone(), quota),
             None => self.holds.quotas.remove(tenant),
@@ -111,7 +108,7 @@ impl Policy {
         if let Some(table) = self.holds.tables.get_mut(tenant) {
             (table.scanned, table.amended) = (false, false);
         }
-        self.life.cluster.changed.holds = true;
+        self.life.changed().holds = true;
         // Executions that queued for a limit that is gone wait for a place only.
         let queued = self.holds.queue.get(tenant).cloned().unwrap_or_default();
         let limits = self.holds.limits(tenant);
@@ -137,8 +134,8 @@ impl Policy {
         if !self.holds.learn_table(tenant, seq, table, answer) {
             return;
         }
-        self.life.cluster.changed.holds = true;
-        self.life.cluster.changed.places = true;
+        self.life.changed().holds = true;
+        self.life.changed().places = true;
         let queued: Vec<_> = self
             .holds
             .queue
@@ -175,15 +172,15 @@ impl Policy {
         let first = self.holds.first.as_deref().filter(|first| first.keeps);
         let nodes = self
             .life
-            .cluster
+            .cluster()
             .nodes()
             .map(|(_, node)| node.share_bytes());
         self.holds.share_bytes = nodes.max().unwrap_or(0);
         for (tenant, table) in &mut self.holds.tables {
-            let tenants = &self.life.cluster.tenants;
+            let tenants = &self.life.cluster().tenants;
             let held = tenants.find(tenant).map_or(0, |ix| tenants.held(ix)) as usize;
             let slots = table.entries.keys().filter(|id| {
-                let e = self.life.cluster.execution(**id);
+                let e = self.life.cluster().execution(**id);
                 e.is_some_and(|e| e.stage.node().is_some() && e.parked().is_none())
             });
             // If more executions run than have reserved, scan for the missing ones.
@@ -198,7 +195,7 @@ impl Policy {
             }
             for (id, entry) in &table.entries {
                 let own = entry.by == self.seed;
-                match self.life.cluster.execution(*id) {
+                match self.life.cluster().execution(*id) {
                     // The execution may not be known here yet: look at its ledger.
                     None if !table.to_free.contains_key(id) => {
                         orphans.push((tenant.clone(), *id));
@@ -241,10 +238,10 @@ impl Policy {
         for (_, id) in orphans {
             self.holds.look_at.entry(id).or_insert(now.mono);
         }
-        self.life.cluster.changed.holds |= !self.holds.queue.is_empty();
+        self.life.changed().holds |= !self.holds.queue.is_empty();
         let tables = self.holds.tables.values();
-        self.life.cluster.changed.holds |= tables.into_iter().any(|t| !t.entries.is_empty());
-        self.life.cluster.changed.holds |= !self.holds.gangs_due.is_empty();
+        self.life.changed().holds |= tables.into_iter().any(|t| !t.entries.is_empty());
+        self.life.changed().holds |= !self.holds.gangs_due.is_empty();
     }
 
     /// Requests wanted and free reservations, one change of a tenant at a time.
@@ -326,7 +323,7 @@ impl Policy {
                 continue;
             }
             let pending = |id: &ExecutionId| {
-                let e = self.life.cluster.execution(*id);
+                let e = self.life.cluster().execution(*id);
                 e.is_some_and(|e| e.stage == Stage::Pending)
             };
             // An execution that waits for others could block the very ones it waits for.
@@ -407,7 +404,7 @@ impl Policy {
 
     /// Why the tenant's limits have no room for a further part of an execution. None if they have.
     pub(super) fn denies_one_more(&self, like: ExecutionId) -> Option<String> {
-        let tenant = &self.life.cluster.execution(like)?.tenant;
+        let tenant = &self.life.cluster().execution(like)?.tenant;
         if !self.holds.limits(tenant) {
             return None;
         }
@@ -431,7 +428,7 @@ impl Policy {
         if self.is_admitted(id) {
             return None;
         }
-        let tenant = &self.life.cluster.execution(id)?.tenant;
+        let tenant = &self.life.cluster().execution(id)?.tenant;
         let wanted: Vec<_> = self
             .set_of(id)?
             .into_iter()

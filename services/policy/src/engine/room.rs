@@ -21,7 +21,7 @@ impl Policy {
     pub(super) fn with_places(&mut self, mut gang: First) -> Option<First> {
         let mut counts: BTreeMap<ProfileIx, u32> = BTreeMap::new();
         for id in &gang.members {
-            let e = self.life.cluster.execution(*id)?;
+            let e = self.life.cluster().execution(*id)?;
             *counts.entry(e.profile).or_default() += 1;
         }
         let mut groups = Vec::with_capacity(counts.len());
@@ -29,7 +29,7 @@ impl Policy {
             let places = self.life.but_for_room(profile);
             let wants = self
                 .life
-                .cluster
+                .cluster()
                 .profiles
                 .get(profile)?
                 .requires
@@ -55,7 +55,7 @@ impl Policy {
     fn rooms(&self, groups: &[Group], taken: impl Fn(NodeIx, DeviceIx) -> Taken) -> Rooms {
         let mut rooms = Rooms::new();
         for (ix, at) in groups.iter().flat_map(|group| &group.places) {
-            let node = self.life.cluster.node(*ix);
+            let node = self.life.cluster().node(*ix);
             let room = rooms.entry(*ix).or_insert_with(|| Room {
                 slots: node.slots(),
                 ..Room::default()
@@ -79,16 +79,16 @@ impl Policy {
             return None;
         }
         let mut free = self.rooms(groups, |ix, at| {
-            let device = self.life.cluster.node(ix).devices.get(at);
+            let device = self.life.cluster().node(ix).devices.get(at);
             device.map_or_else(Taken::default, |d| d.taken)
         });
         let mut ends: Vec<(u64, NodeIx, Claim)> = Vec::new();
         for (ix, room) in &mut free {
-            let node = self.life.cluster.node(*ix);
+            let node = self.life.cluster().node(*ix);
             room.slots = room.slots.saturating_sub(node.held());
             ends.extend(node.holds.iter().filter_map(|id| {
-                let e = self.life.cluster.execution(*id)?;
-                let profile = self.life.cluster.profiles.get(e.profile)?;
+                let e = self.life.cluster().execution(*id)?;
+                let profile = self.life.cluster().profiles.get(e.profile)?;
                 let expected = u64::from(profile.expected_s?) * 1_000;
                 let left = expected.checked_sub(e.attained_ms(now.mono))?;
                 let ends = e.parked().is_none() && left > 0;

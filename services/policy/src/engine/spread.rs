@@ -349,7 +349,7 @@ impl Policy {
         let now = self.life.now;
         let alone = self.spread.members.get(&part);
         let alone = alone.is_some_and(|m| m.spreading.parts.is_empty());
-        let e = self.life.cluster.execution(part).filter(|_| alone);
+        let e = self.life.cluster().execution(part).filter(|_| alone);
         e.is_some_and(|e| {
             let waited = now.mono.since(e.since) >= self.life.config.spread_dwell_ms;
             e.stage == Stage::Pending && !e.is_appending() && waited
@@ -373,7 +373,7 @@ impl Policy {
                 self.wait_if_pending(part);
                 continue;
             }
-            let Some(e) = self.life.cluster.execution(part) else {
+            let Some(e) = self.life.cluster().execution(part) else {
                 // It was never made, or has ended.
                 self.spread.orphans.remove(&part);
                 continue;
@@ -381,7 +381,7 @@ impl Policy {
             if let Some(orphan) = self.spread.orphans.get_mut(&part) {
                 orphan.again = again;
             }
-            let lost = |ix| matches!(self.life.cluster.node(ix).presence, Presence::Lost { .. });
+            let lost = |ix| matches!(self.life.cluster().node(ix).presence, Presence::Lost { .. });
             let on = match e.stage {
                 Stage::Started(ix, _) if !lost(ix) => Some(ix),
                 _ => None,
@@ -391,7 +391,7 @@ impl Policy {
             }
             match on {
                 Some(ix) => self.life.out.push(Action::Control {
-                    node: self.life.cluster.node(ix).id.clone(),
+                    node: self.life.cluster().node(ix).id.clone(),
                     request: ControlRequest::Cancel {
                         execution: part,
                         who,
@@ -412,7 +412,7 @@ impl Policy {
             .take(AT_ONCE)
             .collect();
         for (id, part, reason) in failing {
-            let Some(e) = self.life.cluster.execution(id) else {
+            let Some(e) = self.life.cluster().execution(id) else {
                 self.spread.failing.remove(&id);
                 continue;
             };
@@ -472,10 +472,10 @@ impl Policy {
     }
 
     fn stands_in_words(&self, id: ExecutionId) -> String {
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return "being made".to_owned();
         };
-        let on = |ix| &self.life.cluster.node(ix).id;
+        let on = |ix| &self.life.cluster().node(ix).id;
         match e.stage {
             Stage::Pending if self.spread.awaited_by(id).is_some() => {
                 "waiting for a part of its own".to_owned()

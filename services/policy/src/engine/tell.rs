@@ -34,14 +34,14 @@ impl Policy {
     /// Runs one round of reports if it is due.
     pub(super) fn tell_waiting(&mut self) {
         let now = self.life.now;
-        let nodes = self.life.cluster.node_count().max(1);
+        let nodes = self.life.cluster().node_count().max(1);
         let pause = self.life.config.tell_ms.max(u64::from(nodes) / 5);
         if self.life.config.tell_ms == 0 || now.mono.since(self.told.looked) < pause {
             return;
         }
         self.told.looked = now.mono;
         let waits = |id: &ExecutionId| {
-            let e = self.life.cluster.execution(*id);
+            let e = self.life.cluster().execution(*id);
             e.is_some_and(|e| e.stage == Stage::Pending)
         };
         let mut said = std::mem::take(&mut self.told.said);
@@ -50,7 +50,7 @@ impl Policy {
             .front()
             .into_iter()
             .filter_map(|id| {
-                let e = self.life.cluster.execution(id)?;
+                let e = self.life.cluster().execution(id)?;
                 let at = said.get(&id).map(|(at, _)| *at);
                 let early = at.is_some_and(|at| now.mono.since(at) < AGAIN_MS);
                 let young = now.mono.since(e.since) < MOMENT_MS;
@@ -99,7 +99,7 @@ impl Policy {
             }
         }
         let pending = |id: &&ExecutionId| {
-            let e = self.life.cluster.execution(**id);
+            let e = self.life.cluster().execution(**id);
             e.is_some_and(|e| e.stage == Stage::Pending) && !self.life.waiting.contains(**id)
         };
         front.extend(self.holds.held.keys().filter(pending).take(FRONT));

@@ -79,22 +79,22 @@ impl Policy {
 
     /// Moves executions away from a node that has lost their contract.
     pub(super) fn take_away(&mut self, ix: NodeIx) {
-        let node = self.life.cluster.node(ix);
+        let node = self.life.cluster().node(ix);
         if node.trust.quarantine.entries.is_empty() || node.holds.is_empty() {
             return;
         }
         let held: Vec<ExecutionId> = node.holds.iter().copied().collect();
         for id in held {
-            let Some(e) = self.life.cluster.execution(id) else {
+            let Some(e) = self.life.cluster().execution(id) else {
                 continue;
             };
             let contract = self
                 .life
-                .cluster
+                .cluster()
                 .profiles
                 .get(e.profile)
                 .map(|p| p.contract);
-            let node = self.life.cluster.node(ix);
+            let node = self.life.cluster().node(ix);
             let place = match e.claim {
                 Claim::Device { device, .. } => node.devices.get(device).map_or(HOST, |d| &*d.id),
                 _ => HOST,
@@ -120,8 +120,8 @@ impl Policy {
             }
             _ => Good::BeforeTheCulprit,
         };
-        let node = culprit.map(|ix| self.life.cluster.node(ix).id.clone());
-        let Some(e) = self.life.cluster.execution(id) else {
+        let node = culprit.map(|ix| self.life.cluster().node(ix).id.clone());
+        let Some(e) = self.life.cluster().execution(id) else {
             return;
         };
         if self
@@ -157,7 +157,7 @@ impl Policy {
         if !self.life.connected {
             return;
         }
-        let node = self.life.cluster.node(ix);
+        let node = self.life.cluster().node(ix);
         if !node.trust.quarantine.entries.is_empty() && !node.holds.is_empty() {
             self.take_away(ix);
         }

@@ -38,8 +38,8 @@ impl Policy {
         if self.spread.members.contains_key(&id) {
             return None;
         }
-        let profile = self.life.cluster.execution(id)?.profile;
-        let profile = self.life.cluster.profiles.get(profile)?;
+        let profile = self.life.cluster().execution(id)?.profile;
+        let profile = self.life.cluster().profiles.get(profile)?;
         if profile.contract != Contract::Bitwise {
             return None;
         }
@@ -78,7 +78,7 @@ impl Policy {
             return;
         };
         let author = view.worker().and_then(|w| w.parse::<NodeId>().ok());
-        let author = author.map(|name| self.life.cluster.intern(now.mono, &name));
+        let author = author.map(|name| self.life.intern(&name));
         let seed = self.seed;
         let first = view.state.commits() == here && view.state.steps_back() == 0;
         let new = !self.checks.contains_key(&id);
@@ -201,7 +201,7 @@ impl Policy {
             Recall::Asked(_) | Recall::Wanted => {}
         }
         check.recall = Recall::Asked(now.mono);
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return false;
         };
         self.life.out.push(Action::Recall {
@@ -219,9 +219,7 @@ impl Policy {
         let up_to = match up_to {
             Remembered::Nothing => None,
             Remembered::Stored(u) => {
-                let by =
-                    u.by.iter()
-                        .map(|name| self.life.cluster.intern(now.mono, name));
+                let by = u.by.iter().map(|name| self.life.intern(name));
                 Some((u.good, by.collect(), u.segments))
             }
             Remembered::Unknown(reason) => {
@@ -255,7 +253,7 @@ impl Policy {
         else {
             return;
         };
-        let node = self.life.cluster.node(ix);
+        let node = self.life.cluster().node(ix);
         let lost = matches!(node.presence, Presence::Lost { .. });
         if lost || now.mono.since(heard) > silence {
             let note = format!(
@@ -270,7 +268,8 @@ impl Policy {
     /// asked.
     fn ask_somebody(&mut self, id: ExecutionId) -> bool {
         let now = self.life.now;
-        let (Some(e), Some(check)) = (self.life.cluster.execution(id), self.checks.get(&id)) else {
+        let (Some(e), Some(check)) = (self.life.cluster().execution(id), self.checks.get(&id))
+        else {
             return false;
         };
         let (Some(claim), Some(segment)) = (check.claims.front(), check.segment()) else {
@@ -295,7 +294,7 @@ impl Policy {
             let soon = self.could_be_asked(&avoid);
             let review = self.life.review(now, &ask, None);
             let out_of = |node: &NodeId| {
-                let ix = self.life.cluster.find(node);
+                let ix = self.life.cluster().find(node);
                 avoid.iter().any(|a| Some(a.node) == ix)
             };
             let others = review.candidates.iter().filter(|c| !out_of(&c.node));
@@ -324,7 +323,7 @@ impl Policy {
         trial.asked = Some(choice.node);
         trial.heard = now.mono;
         self.life.out.push(Action::Control {
-            node: self.life.cluster.node(choice.node).id.clone(),
+            node: self.life.cluster().node(choice.node).id.clone(),
             request: ControlRequest::Verify {
                 question,
                 execution: id,
@@ -340,7 +339,7 @@ impl Policy {
     /// while it is probed or renews its proof.
     fn could_be_asked(&self, out_of_question: &[Avoided]) -> bool {
         let now = self.life.now;
-        self.life.cluster.nodes().any(|(ix, node)| {
+        self.life.cluster().nodes().any(|(ix, node)| {
             let standing = node.descriptor.as_ref().is_some_and(|d| {
                 let trust = &node.trust;
                 let standing = trust.standing(d, Contract::Bitwise, HOST, now.wall);
@@ -368,7 +367,6 @@ impl Policy {
         };
         let (from, to) = claim.ends();
         check.retry_at = now.mono.plus(retry);
-        let name = |ix: NodeIx| self.life.cluster.node(ix).id.clone();
         let Some((verifier, _)) = check.trial.as_ref().and_then(|t| t.other.clone()) else {
             check.note = Some(format!(
                 "boundaries {from} to {to} are to be computed once more, and no other node is free for that ({why})"
@@ -385,13 +383,9 @@ impl Policy {
             return;
         }
         trial.proofs_since = Some(now.wall);
-        self.life
-            .out
-            .extend(both.into_iter().map(|ix| Action::Control {
-                node: name(ix),
-                request: ControlRequest::Prove,
-                ticket: None,
-            }));
+        for ix in both {
+            self.life.ask_for_proof(ix);
+        }
     }
 
     /// For people: how far verification has come.
@@ -407,7 +401,7 @@ impl Policy {
             let (from, to) = claim.ends();
             let both = claim.node.into_iter().chain([*verifier]);
             let names: Vec<_> = both
-                .map(|ix| self.life.cluster.node(ix).id.as_str())
+                .map(|ix| self.life.cluster().node(ix).id.as_str())
                 .collect();
             let names = names.join(" and ");
             words += &format!("; {names} disagree on boundaries {from} to {to}");
@@ -415,7 +409,7 @@ impl Policy {
         if let Some(asked) = check.trial.as_ref().and_then(|t| t.asked) {
             words += &format!(
                 "; {} computes a part once more",
-                self.life.cluster.node(asked).id
+                self.life.cluster().node(asked).id
             );
         } else if let Some(note) = &check.note {
             words += &format!("; {note}");

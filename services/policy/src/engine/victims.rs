@@ -64,13 +64,13 @@ struct Holdings<'a> {
 impl Holdings<'_> {
     fn held(&self, tenant: TenantIx) -> f64 {
         let coming = self.changes.iter().filter(|(t, _)| *t == tenant);
-        f64::from(self.policy.life.cluster.tenants.held(tenant))
+        f64::from(self.policy.life.cluster().tenants.held(tenant))
             + coming.map(|(_, n)| n).sum::<f64>()
     }
 
     fn fair(&self, tenant: TenantIx) -> f64 {
         let waits = |ix| self.policy.life.waiting.of_tenant(ix) > 0;
-        self.policy.life.cluster.tenants.fair(tenant, waits)
+        self.policy.life.cluster().tenants.fair(tenant, waits)
     }
 
     /// True if one more execution stays within the tenant's share.
@@ -87,7 +87,7 @@ impl Holdings<'_> {
 impl Policy {
     /// Running executions that may be moved and have run for long enough, a window at a time.
     pub(super) fn victims(&mut self) -> Vec<Victim> {
-        let nodes = self.life.cluster.keys();
+        let nodes = self.life.cluster().keys();
         let next = |ix: &NodeIx| Some(*ix) > self.share.window;
         let first = nodes.iter().position(next).unwrap_or(0);
         let (before, after) = nodes.split_at(first);
@@ -97,7 +97,7 @@ impl Policy {
             if looked >= WINDOW {
                 break;
             }
-            let node = self.life.cluster.node(ix);
+            let node = self.life.cluster().node(ix);
             looked += node.holds.len();
             if looked >= WINDOW {
                 self.share.window = Some(ix);
@@ -112,7 +112,7 @@ impl Policy {
 
     fn victim(&self, id: ExecutionId, node: NodeIx) -> Option<Victim> {
         let now = self.life.now;
-        let e = self.life.cluster.execution(id)?;
+        let e = self.life.cluster().execution(id)?;
         let free = matches!(e.stage, Stage::Started(..))
             && !e.is_appending()
             && e.order().is_none()
@@ -121,7 +121,7 @@ impl Policy {
         if !free {
             return None;
         }
-        let profile = self.life.cluster.profiles.get(e.profile)?;
+        let profile = self.life.cluster().profiles.get(e.profile)?;
         let rhythm = self.life.rhythms.get(&id);
         let regret = Regret::of(e, rhythm, &self.life.take_up, now.mono);
         let runs_ms = now.mono.since(e.since);
@@ -130,7 +130,7 @@ impl Policy {
             _ => self.life.config.preempt_residency_ms,
         };
         let tenant = match self.life.config.discipline {
-            Discipline::Shared => self.life.cluster.tenants.find(&e.tenant)?,
+            Discipline::Shared => self.life.cluster().tenants.find(&e.tenant)?,
             _ => TenantIx(0),
         };
         (runs_ms >= residency).then(|| Victim {
@@ -194,15 +194,15 @@ impl Policy {
         contender: &Contender,
         victims: &[Victim],
     ) -> Option<Chosen> {
-        let e = self.life.cluster.execution(contender.id)?;
+        let e = self.life.cluster().execution(contender.id)?;
         let (profile, here) = (e.profile, e.stage.node());
         let nodes = victims.iter().map(|v| v.node);
         let could = self.life.could_be(profile, nodes);
         let mut changes = Vec::new();
         for (by, (victim, _)) in &self.share.asking {
             let tenant = |id| {
-                let e = self.life.cluster.execution(id)?;
-                self.life.cluster.tenants.find(&e.tenant)
+                let e = self.life.cluster().execution(id)?;
+                self.life.cluster().tenants.find(&e.tenant)
             };
             changes.extend(tenant(*by).map(|t| (t, 1.0)));
             changes.extend(tenant(*victim).map(|t| (t, -1.0)));
@@ -252,7 +252,7 @@ impl Policy {
         (node, claim): (NodeIx, Claim),
         kept: &Option<Arc<KeptPlaces>>,
     ) -> bool {
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return false;
         };
         if e.stage.node() == Some(node) && self.goes_on_here(id, Some(claim), kept) {
@@ -283,10 +283,10 @@ impl Policy {
             Rule::FairShare => format!(
                 "{} waits, whose tenant {} holds {} places, and this one's tenant {} holds {}",
                 c.id,
-                self.life.cluster.tenants.name(c.tenant),
-                self.life.cluster.tenants.held(c.tenant),
-                self.life.cluster.tenants.name(v.tenant),
-                self.life.cluster.tenants.held(v.tenant)
+                self.life.cluster().tenants.name(c.tenant),
+                self.life.cluster().tenants.held(c.tenant),
+                self.life.cluster().tenants.name(v.tenant),
+                self.life.cluster().tenants.held(v.tenant)
             ),
             Rule::TimeSlice => format!(
                 "{} waits at service level {} and priority {}, and this one has run here for {} \

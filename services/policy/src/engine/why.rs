@@ -9,40 +9,22 @@ use fiec_schemas::substrate::HOST;
 use fiec_schemas::{Candidate, ExecutionId, NodeId, PhaseKind};
 
 use super::Policy;
-use super::refusal::UnknownNode;
 use super::trust::standings;
-use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::places::Judged;
 use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::lifecycle::cluster::{NodeIx, Presence, Stage};
 use crate::lifecycle::placement::{Ask, Leaving, Operators};
 use crate::time::Now;
 
-impl Lifecycle {
-    /// The error for a node that has not joined, with the names of those that have.
-    pub(crate) fn no_such(&self, name: &NodeId) -> UnknownNode {
-        let joined = self.cluster.nodes().map(|(_, node)| node);
-        let joined = joined.filter(|node| node.descriptor.is_some());
-        UnknownNode::new(name.clone(), joined.map(|node| node.id.clone()).collect())
-    }
-
-    /// True for a joined node.
-    pub(crate) fn has_node(&self, node: &NodeId) -> bool {
-        self.cluster
-            .find(node)
-            .is_some_and(|ix| self.cluster.node(ix).descriptor.is_some())
-    }
-}
-
 impl Policy {
     /// Explains the place of a live execution.
     pub fn why(&self, now: Now, id: ExecutionId) -> Option<Why> {
-        let e = self.life.cluster.execution(id)?;
-        let name = |ix: NodeIx| &self.life.cluster.node(ix).id;
+        let e = self.life.cluster().execution(id)?;
+        let name = |ix: NodeIx| &self.life.cluster().node(ix).id;
         let on = |ix: NodeIx| match e.device() {
             None => name(ix).to_string(),
             device => {
-                let node = self.life.cluster.node(ix);
+                let node = self.life.cluster().node(ix);
                 format!("{} ({})", node.id, node.devices.id_of(device))
             }
         };
@@ -107,8 +89,8 @@ impl Policy {
         let mut review = self.life.review(now, &ask, operators);
         if let Some(here) = here {
             // For its own place, only the pressure there counts.
-            let node = self.life.cluster.node(here);
-            let profile = self.life.cluster.profiles.get(e.profile);
+            let node = self.life.cluster().node(here);
+            let profile = self.life.cluster().profiles.get(e.profile);
             let judged = node.judged(profile, e.device());
             let device = judged.device.unwrap_or(HOST);
             let is_here = |c: &&mut Candidate| {
@@ -151,7 +133,7 @@ impl Policy {
                 node: name(ix).clone(),
                 substrate: self
                     .life
-                    .cluster
+                    .cluster()
                     .node(ix)
                     .devices
                     .id_of(e.device())
@@ -174,7 +156,7 @@ impl Policy {
     /// The duty on an execution whose state arrives at its node.
     fn duty_of_holder(&self, now: Now, id: ExecutionId, ix: NodeIx) -> Option<Duty> {
         let duty = self.standing(now, id)?.duty(now.wall);
-        let node = Some(self.life.cluster.node(ix).id.clone());
+        let node = Some(self.life.cluster().node(ix).id.clone());
         let node = node.filter(|_| duty.who == Actor::Worker);
         Some(Duty { node, ..duty })
     }
@@ -186,12 +168,12 @@ impl Policy {
 
     /// The thresholds that apply to an execution in its place.
     fn in_force(&self, id: ExecutionId, ix: NodeIx) -> Vec<InForce> {
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return Vec::new();
         };
         let (node, profile) = (
-            self.life.cluster.node(ix),
-            self.life.cluster.profiles.get(e.profile),
+            self.life.cluster().node(ix),
+            self.life.cluster().profiles.get(e.profile),
         );
         let own = |signal| profile.is_some_and(|p| p.viability.contains_key(&signal));
         let judged = node.judged(profile, e.device());
@@ -211,8 +193,8 @@ impl Policy {
 
     /// The events that would make an execution leave its place.
     fn would_move(&self, id: ExecutionId, ix: NodeIx, thresholds: &[InForce]) -> Vec<String> {
-        let node = &self.life.cluster.node(ix).id;
-        if let Some(order) = self.life.cluster.execution(id).and_then(|e| e.order()) {
+        let node = &self.life.cluster().node(ix).id;
+        if let Some(order) = self.life.cluster().execution(id).and_then(|e| e.order()) {
             let when = if order.taken {
                 "its next boundary"
             } else {
@@ -256,17 +238,17 @@ impl Policy {
         change: &Adjustment,
     ) -> Result<String, String> {
         self.life.now = now;
-        let Some(e) = self.life.cluster.execution(id) else {
+        let Some(e) = self.life.cluster().execution(id) else {
             return Ok(String::new());
         };
         let (here, device) = (e.stage.node(), e.device());
-        let Some(mut profile) = self.life.cluster.profiles.get(e.profile).cloned() else {
+        let Some(mut profile) = self.life.cluster().profiles.get(e.profile).cloned() else {
             return Ok(String::new());
         };
         profile.adjust(change);
         let requires = &profile.requires;
         let stays = here.is_some_and(|ix| {
-            let name = &self.life.cluster.node(ix).id;
+            let name = &self.life.cluster().node(ix).id;
             (requires.nodes.is_empty() || requires.nodes.contains(name))
                 && !requires.exclude.contains(name)
         });
@@ -292,8 +274,8 @@ impl Policy {
             change,
         };
         let review = self.life.review(now, &ask, Some(operators));
-        self.life.cluster.release_profile(profile);
-        let from = here.map(|ix| self.life.cluster.node(ix).id.to_string());
+        self.life.release_profile(profile);
+        let from = here.map(|ix| self.life.cluster().node(ix).id.to_string());
         let best = review
             .candidates
             .iter()
@@ -326,7 +308,7 @@ impl Policy {
     /// Every joined node, ordered by name.
     pub fn node_statuses(&self, now: Now) -> Vec<NodeStatus> {
         self.life
-            .cluster
+            .cluster()
             .nodes()
             .filter_map(|(_, node)| {
                 let descriptor = node.descriptor.as_ref()?;
@@ -354,7 +336,7 @@ impl Policy {
 
     /// The joined nodes that count as lost.
     pub fn lost_nodes(&self) -> BTreeSet<NodeId> {
-        let nodes = self.life.cluster.nodes();
+        let nodes = self.life.cluster().nodes();
         nodes
             .filter(|(_, node)| matches!(node.presence, Presence::Lost { .. }))
             .map(|(_, node)| node.id.clone())

@@ -7,6 +7,8 @@
 //!   [`aging`] use them.
 //! * [`nodes`], [`arriving`], [`starts`], [`trust`], [`reconcile`]: what nodes say, and their silence.
 //! * [`ledger`], [`pace`]: what ledgers say of nodes and of the pace of executions.
+//! * [`queue`]: who waits for a place, and in which order.
+//! * [`writes`]: what others may change of the cluster.
 //! * [`replicas`]: the other policy services, and who acts first.
 
 mod aging;
@@ -21,11 +23,13 @@ pub(crate) mod orders;
 mod pace;
 pub mod placement;
 mod placing;
+mod queue;
 mod reconcile;
 pub mod replicas;
 mod starts;
 pub(crate) mod transitions;
 mod trust;
+mod writes;
 
 use std::collections::BTreeMap;
 
@@ -33,8 +37,8 @@ use fiec_schemas::{ExecutionId, InstanceId, Tenant};
 
 use crate::Action;
 use crate::config::Config;
-use crate::lifecycle::cluster::Cluster;
 use crate::lifecycle::cluster::strangers::Strangers;
+use crate::lifecycle::cluster::{Cluster, Stage};
 use crate::lifecycle::placement::Rankings;
 use crate::lifecycle::replicas::Replicas;
 use crate::share::queue::Waiting;
@@ -50,7 +54,7 @@ pub(crate) struct Lifecycle {
     /// Actions of the present step.
     pub(crate) out: Vec<Action>,
     /// Nodes and executions.
-    pub(crate) cluster: Cluster,
+    cluster: Cluster,
     /// The nodes in order of score, for each profile.
     pub(crate) rankings: Rankings,
     pub(crate) replicas: Replicas,
@@ -116,5 +120,9 @@ impl Lifecycle {
     /// The tenant of a live execution.
     pub(crate) fn tenant(&self, id: ExecutionId) -> Option<Tenant> {
         self.cluster.execution(id).map(|e| e.tenant.clone())
+    }
+
+    pub(crate) fn stage(&self, id: ExecutionId) -> Option<Stage> {
+        self.cluster.execution(id).map(|e| e.stage)
     }
 }

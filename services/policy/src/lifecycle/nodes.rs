@@ -14,7 +14,7 @@ use fiec_schemas::{
 use std::sync::Arc;
 
 use super::Lifecycle;
-use crate::Action;
+use crate::{Action, UnknownNode};
 
 /// Interval between two comparisons of a node's executions with its current instance, in ms.
 const ANOTHER_LIFE_MS: u64 = 500;
@@ -425,6 +425,20 @@ impl Lifecycle {
                 node.presence = Presence::Up;
             }
         }
+    }
+
+    /// The error for a node that has not joined, with the names of those that have.
+    pub(crate) fn no_such(&self, name: &NodeId) -> UnknownNode {
+        let joined = self.cluster.nodes().map(|(_, node)| node);
+        let joined = joined.filter(|node| node.descriptor.is_some());
+        UnknownNode::new(name.clone(), joined.map(|node| node.id.clone()).collect())
+    }
+
+    /// True for a joined node.
+    pub(crate) fn has_node(&self, node: &NodeId) -> bool {
+        self.cluster
+            .find(node)
+            .is_some_and(|ix| self.cluster.node(ix).descriptor.is_some())
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::Lifecycle;
 use crate::Action;
+use fiec_schemas::messages::ControlRequest;
 
 impl Lifecycle {
     /// True if this replica acts for a node.
@@ -83,6 +84,15 @@ impl Lifecycle {
             contract,
             substrate: None,
             reason,
+        });
+    }
+
+    /// Asks a node to run its canaries: if one fails, it was the node.
+    pub(crate) fn ask_for_proof(&mut self, ix: NodeIx) {
+        self.out.push(Action::Control {
+            node: self.cluster.node(ix).id.clone(),
+            request: ControlRequest::Prove,
+            ticket: None,
         });
     }
 }

@@ -16,7 +16,7 @@ impl Idle {
     pub fn note(&mut self, life: &Lifecycle) -> bool {
         let mut any = false;
         let mut idle = BTreeSet::new();
-        for (ix, node) in life.cluster.nodes() {
+        for (ix, node) in life.cluster().nodes() {
             for device in node.devices.places(Wants::Device).flatten() {
                 let Some(found) = node.devices.get(device) else {
                     continue;

@@ -142,7 +142,7 @@ impl Reallocation {
             return;
         }
         for holder in holders(life, true) {
-            let prefers = life.cluster.profiles.get(holder.profile);
+            let prefers = life.cluster().profiles.get(holder.profile);
             let prefers = prefers.is_some_and(|p| p.prefers.device.is_some());
             let busy = busy(life, &holder);
             let Some(busy) = busy.filter(|b| prefers && *b >= life.config.device_bound) else {
@@ -183,13 +183,13 @@ impl Reallocation {
 }
 
 fn wants_device(life: &Lifecycle, ix: ProfileIx) -> bool {
-    let profile = life.cluster.profiles.get(ix);
+    let profile = life.cluster().profiles.get(ix);
     profile.is_some_and(|p| p.requires.device.is_some())
 }
 
 /// Executions on devices that may move now.
 fn holders(life: &Lifecycle, upgrade: bool) -> Vec<Holder> {
-    let nodes = life.cluster.nodes();
+    let nodes = life.cluster().nodes();
     let up = nodes
         .filter(|(_, n)| n.presence == Presence::Up && !n.devices.is_empty() && !n.is_draining());
     let all = up.flat_map(|(ix, node)| node.holds.iter().map(move |id| (ix, *id)));
@@ -200,9 +200,9 @@ fn holders(life: &Lifecycle, upgrade: bool) -> Vec<Holder> {
 
 fn holder(life: &Lifecycle, node: NodeIx, id: ExecutionId, upgrade: bool) -> Option<Holder> {
     let now = life.now.mono;
-    let e = life.cluster.execution(id)?;
+    let e = life.cluster().execution(id)?;
     let device = e.device()?;
-    let may = life.cluster.profiles.get(e.profile)?.reallocation;
+    let may = life.cluster().profiles.get(e.profile)?.reallocation;
     let willing = if upgrade { may.upgrade } else { may.downgrade };
     let told = e.was_told(now);
     if !willing || !e.computes() || e.is_appending() || e.order().is_some() || told {
@@ -222,7 +222,7 @@ fn holder(life: &Lifecycle, node: NodeIx, id: ExecutionId, upgrade: bool) -> Opt
 
 /// The best other free device for an execution.
 fn elsewhere(life: &mut Lifecycle, holder: &Holder) -> Option<(Choice, DeviceIx)> {
-    let e = life.cluster.execution(holder.id)?;
+    let e = life.cluster().execution(holder.id)?;
     let ask = Ask {
         free_slot: true,
         ..Ask::of(e)
@@ -235,7 +235,7 @@ fn elsewhere(life: &mut Lifecycle, holder: &Holder) -> Option<(Choice, DeviceIx)
 
 /// Utilisation of its device in the last vector.
 fn busy(life: &Lifecycle, holder: &Holder) -> Option<f64> {
-    let node = life.cluster.node(holder.node);
+    let node = life.cluster().node(holder.node);
     let id = node.devices.id_of(Some(holder.device));
     let readings = &node.vector.as_ref()?.readings;
     let of = |r: &&fiec_schemas::Reading| {
@@ -245,7 +245,7 @@ fn busy(life: &Lifecycle, holder: &Holder) -> Option<f64> {
 }
 
 fn device_in_words(life: &Lifecycle, ix: NodeIx, device: DeviceIx) -> String {
-    let node = life.cluster.node(ix);
+    let node = life.cluster().node(ix);
     let name = node
         .devices
         .get(device)

@@ -47,7 +47,7 @@ impl Memory {
     /// The profiles of those for which another execution yields.
     pub(crate) fn served(&self, life: &Lifecycle) -> BTreeSet<ProfileIx> {
         let ids = self.asking.keys().chain(self.promised.keys());
-        ids.filter_map(|id| life.cluster.execution(*id).map(|e| e.profile))
+        ids.filter_map(|id| life.cluster().execution(*id).map(|e| e.profile))
             .collect()
     }
 }

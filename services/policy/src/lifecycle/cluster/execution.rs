@@ -2,13 +2,13 @@
 //! fields are stored apart.
 
 use fiec_schemas::duty::Request;
-use fiec_schemas::scheduling::{Adjustment, Keep, Parked};
+use fiec_schemas::scheduling::{Adjustment, Keep, Parked, Rule};
 use fiec_schemas::{Cause, Decision, InstanceId, RequestKind, Sequence, Tenant, Timestamp};
 
 use crate::lifecycle::cluster::NodeIx;
 use crate::lifecycle::cluster::places::{Claim, DeviceIx};
 use crate::lifecycle::cluster::profile::ProfileIx;
-use crate::time::Millis;
+use crate::time::{Millis, Now};
 
 /// Stage of an execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -285,6 +285,27 @@ pub struct Execution {
 }
 
 impl Execution {
+    /// True if the execution is parked because it was preempted.
+    pub fn is_aside(&self) -> bool {
+        let why = self.extra.as_ref().and_then(|x| x.why_parked.as_ref());
+        self.parked().is_some() && matches!(why, Some(Cause::Preempted { .. }))
+    }
+
+    /// Start of the wait of a preempted execution, including one that gave up what its park kept. None
+    /// for all others.
+    pub fn aside_since(&self, now: Now) -> Option<Millis> {
+        if self.is_aside() {
+            return self.parked().map(|parked| now.moment_of(parked.at));
+        }
+        let cause = self.extra.as_ref().and_then(|x| x.cause.as_ref());
+        let stood = match cause {
+            // `give_up_aside` names no preempting execution.
+            Some(Cause::Preempted { rule, by: None, .. }) => *rule != Rule::Quota,
+            _ => false,
+        };
+        (self.stage == Stage::Pending && stood).then_some(self.attained.at)
+    }
+
     /// True while an append of this service is in flight.
     pub fn is_appending(&self) -> bool {
         self.in_flight.is_some()

@@ -2,7 +2,7 @@
 //! ledger's last message is read again before an append to it.
 
 pub mod capacity;
-mod changed;
+pub(crate) mod changed;
 pub mod changes;
 pub mod execution;
 pub mod hysteresis;
