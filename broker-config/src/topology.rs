@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, Consumer, DeliverPolicy, pull};
+use async_nats::jetstream::context::{CreateStreamError, CreateStreamErrorKind};
 use async_nats::jetstream::stream;
 use fiec_schemas::subjects;
 use futures_util::TryStreamExt;
@@ -270,9 +271,8 @@ async fn apply_stream(
         false => error,
     };
     let Some(has) = present.get(&name).map(|info| &info.config) else {
-        let created = broker.js.create_stream(config).await;
-        return created
-            .map(drop)
+        return create(broker, config)
+            .await
             .map_err(BrokerError::operation(format!("create stream {name}")))
             .map_err(explain);
     };
@@ -293,6 +293,20 @@ async fn apply_stream(
         .map(drop)
         .map_err(BrokerError::operation(format!("update stream {name}")))
         .map_err(explain)
+}
+
+/// Makes a stream. A cluster whose servers have just started may answer late: making it again is the
+/// same request.
+async fn create(broker: &Broker, config: stream::Config) -> Result<(), CreateStreamError> {
+    let mut attempts = 3;
+    loop {
+        let made = broker.js.create_stream(config.clone()).await;
+        attempts -= 1;
+        match made {
+            Err(error) if attempts > 0 && error.kind() == CreateStreamErrorKind::TimedOut => {}
+            made => return made.map(drop),
+        }
+    }
 }
 
 /// The settings of a stream without those that are as if they were not said, and without the server's

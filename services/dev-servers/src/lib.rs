@@ -27,6 +27,7 @@ mod locate;
 mod lock;
 mod login;
 mod nats;
+mod ports;
 mod postgres;
 mod progress;
 mod routes;

@@ -1,7 +1,8 @@
 //! One private nats-server with JetStream on loopback.
 //!
-//! The server picks its own ports (`-1`) and writes them to a file. So no port can be lost between
-//! choosing and binding. A restart asks for the same ports again. A server locks its data folder.
+//! Its ports are chosen here, and the server writes those that it has to a file. If another one took
+//! a port between choosing and binding, others are chosen. A restart asks for the same ports again. A
+//! server locks its data folder.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -18,6 +19,7 @@ use crate::cluster::Member;
 use crate::error::{At, Error, Result};
 use crate::locate::NatsBinary;
 use crate::lock::FileLock;
+use crate::ports;
 use crate::secret::{self, USER};
 
 /// When JetStream forces its files to the disk.
@@ -204,7 +206,8 @@ fn log_of(data_dir: &Path) -> PathBuf {
     data_dir.join("nats-server.log")
 }
 
-/// Starts the server. Retries while a requested port is taken, as it may be briefly after a kill.
+/// Starts the server. Retries while a requested port is taken, as it may be briefly after a kill, and
+/// with other free ports after a lost race.
 async fn launch(
     options: &NatsOptions,
     password: &str,
@@ -214,7 +217,15 @@ async fn launch(
     let deadline = Instant::now() + options.ready_within;
     let mut attempts = 5;
     loop {
-        match launch_once(options, password, ports, (ready, deadline)).await {
+        let chosen = match ports {
+            (Some(_), Some(_)) => ports,
+            (port, monitoring) => {
+                let free = || ports::free().at("cannot listen on", Path::new("127.0.0.1"));
+                let port = port.map_or_else(free, Ok)?;
+                (Some(port), Some(monitoring.map_or_else(free, Ok)?))
+            }
+        };
+        match launch_once(options, password, chosen, (ready, deadline)).await {
             Err(Error::NotStarted { tail, .. })
                 if attempts > 0 && tail.contains("address already in use") =>
             {

@@ -6,7 +6,6 @@
 //! command line at each start. The files in the cluster stay as `initdb` wrote them. Clients
 //! connect by TCP only, with the password that lies beside the cluster.
 
-use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -22,6 +21,7 @@ use crate::error::{At, Error, Result};
 use crate::locate::PostgresInstall;
 use crate::lock::FileLock;
 use crate::login::Login;
+use crate::ports;
 use crate::secret::{self, USER};
 
 /// The access rules. They replace those that `initdb` wrote in an earlier version.
@@ -464,7 +464,7 @@ async fn launch(
     loop {
         let chosen = match port {
             Some(port) => port,
-            None => free_port()?,
+            None => ports::free().at("cannot listen on", Path::new("127.0.0.1"))?,
         };
         match launch_once(options, account, (chosen, password), deadline).await {
             Ok(child) => return Ok((child, chosen)),
@@ -481,12 +481,6 @@ fn passes(log: &str) -> bool {
     ["Address already in use", "is still in use"]
         .iter()
         .any(|s| log.contains(s))
-}
-
-fn free_port() -> Result<u16> {
-    let any = Path::new("127.0.0.1:0");
-    let listener = TcpListener::bind(("127.0.0.1", 0)).at("cannot listen on", any)?;
-    Ok(listener.local_addr().at("cannot listen on", any)?.port())
 }
 
 async fn launch_once(
