@@ -1,8 +1,10 @@
 //! The interface to the deciding policy: the production policy, or a wrapper that a test has
 //! broken.
 
+use std::borrow::Cow;
+
 use fiec_policy::{Action, Input, LedgerView, NewExecution, Now, Policy, Submitted};
-use fiec_schemas::{ExecutionId, ExecutionState};
+use fiec_schemas::{Event, ExecutionId, ExecutionState, Submission};
 
 /// The policy as the world uses it. A wrapper gives the policy within, and overrides what it breaks.
 pub trait Decide {
@@ -16,6 +18,12 @@ pub trait Decide {
     fn alter_input(&mut self, input: Input) -> Option<Input> {
         Some(input)
     }
+    /// Alters a submission before the policy has it.
+    fn alter_submission<'a>(&self, spec: &'a Submission) -> Cow<'a, Submission> {
+        Cow::Borrowed(spec)
+    }
+    /// Alters the events that begin a ledger.
+    fn alter_first(&mut self, _events: &mut Vec<Event>) {}
     /// Alters the actions of one call before they are performed. An honest policy leaves them.
     fn alter(&mut self, _out: &mut Vec<Action>) {}
     /// Processes a submission. `may_hold` permits [`Submitted::Hold`].
@@ -26,8 +34,13 @@ pub trait Decide {
         may_hold: bool,
         out: &mut Vec<Action>,
     ) -> Submitted {
+        let spec = self.alter_submission(new.spec);
+        let new = NewExecution { spec: &spec, ..new };
         let mut mine = Vec::new();
-        let answer = self.policy_mut().submit(now, new, may_hold, &mut mine);
+        let mut answer = self.policy_mut().submit(now, new, may_hold, &mut mine);
+        if let Submitted::Append(events) = &mut answer {
+            self.alter_first(events);
+        }
         self.alter(&mut mine);
         out.append(&mut mine);
         answer

@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use fiec_policy::{Action, Config, LedgerView, NewExecution, Now, Policy, Submitted};
+use fiec_policy::{Action, Config, LedgerView, Now, Policy};
 use fiec_schemas::{Cause, Event, ExecutionId, ExecutionState, InstanceId, NodeId, PhaseKind};
 use fiec_simulator::shrink::shrink;
 use fiec_simulator::{Decide, Outcome, Rule, Scenario, World, play, random};
@@ -187,19 +187,8 @@ impl Decide for Broken {
     fn policy_mut(&mut self) -> &mut Policy {
         &mut self.inner
     }
-    fn submit(
-        &mut self,
-        now: Now,
-        new: NewExecution<'_>,
-        may_hold: bool,
-        out: &mut Vec<Action>,
-    ) -> Submitted {
-        let mut answer = self.inner.submit(now, new, may_hold, out);
-        if let Submitted::Append(events) = &mut answer {
-            self.spoil_events(events);
-        }
-        self.alter(out);
-        answer
+    fn alter_first(&mut self, events: &mut Vec<Event>) {
+        self.spoil_events(events);
     }
     fn hear(&mut self, _now: Now, view: &LedgerView<'_>) {
         if view.state.phase.is == PhaseKind::Started {

@@ -3,13 +3,14 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use std::borrow::Cow;
 use std::path::Path;
 
-use fiec_policy::{Action, Config, Input, LedgerView, NewExecution, Now, Policy, Submitted};
+use fiec_policy::{Action, Config, Input, LedgerView, Now, Policy};
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::quota::Reservation;
 use fiec_schemas::scheduling::{self, Keep};
-use fiec_schemas::{Cause, Event, ExecutionId, NodeId, PhaseKind};
+use fiec_schemas::{Cause, Event, ExecutionId, NodeId, PhaseKind, Submission};
 use fiec_simulator::shrink::shrink;
 use fiec_simulator::{Decide, Outcome, Rule, Scenario, Summary, World, play, random};
 
@@ -136,23 +137,12 @@ impl Decide for Broken {
     fn policy_mut(&mut self) -> &mut Policy {
         &mut self.inner
     }
-    fn submit(
-        &mut self,
-        now: Now,
-        new: NewExecution<'_>,
-        may_hold: bool,
-        out: &mut Vec<Action>,
-    ) -> Submitted {
-        let mut spec = new.spec.clone();
+    fn alter_submission<'a>(&self, spec: &'a Submission) -> Cow<'a, Submission> {
+        let mut spec = Cow::Borrowed(spec);
         if self.defect == Defect::ForgetsDependencies {
-            spec.after.clear();
+            spec.to_mut().after.clear();
         }
-        let new = NewExecution { spec: &spec, ..new };
-        let mut mine = Vec::new();
-        let answer = self.inner.submit(now, new, may_hold, &mut mine);
-        self.spoil(&mut mine);
-        out.extend(mine);
-        answer
+        spec
     }
     fn hear(&mut self, _now: Now, view: &LedgerView<'_>) {
         if view.state.phase.is == PhaseKind::Started {

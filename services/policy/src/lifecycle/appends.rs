@@ -1,10 +1,10 @@
 //! Appends whose result is not known.
 
-use crate::lifecycle::cluster::Stage;
-use crate::lifecycle::cluster::places::Claim;
 use fiec_schemas::{ExecutionId, Phase};
 
 use super::Lifecycle;
+use crate::lifecycle::cluster::Stage;
+use crate::lifecycle::cluster::places::Claim;
 
 /// Pause before the policy decides again after a reread that showed an older message than is known.
 const DECIDE_AGAIN_MS: u64 = 1_000;

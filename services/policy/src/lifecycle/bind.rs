@@ -1,13 +1,13 @@
 //! Bindings: new executions, their events, and who waits for whom to bind.
 
+use fiec_schemas::{Cause, Event, ExecutionId, Tenant, Timestamp};
+
+use super::Lifecycle;
 use crate::lifecycle::cluster::places::Claim;
 use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::lifecycle::cluster::{Attained, Execution, Presence, Stage};
 use crate::lifecycle::placement::Choice;
 use crate::time::{Millis, Now};
-use fiec_schemas::{Cause, Event, ExecutionId, Tenant, Timestamp};
-
-use super::Lifecycle;
 
 impl Lifecycle {
     /// Inserts a new execution: pending, with its first append in flight.

@@ -1,12 +1,12 @@
 //! Nodes that leave.
 
-use crate::lifecycle::cluster::NodeIx;
-use crate::time::Millis;
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::{Cause, ExecutionId, Timestamp};
 
 use super::Lifecycle;
 use crate::Action;
+use crate::lifecycle::cluster::NodeIx;
+use crate::time::Millis;
 
 /// The author of a change if it is no longer known.
 const SOMEBODY: &str = "an earlier request";

@@ -1,15 +1,15 @@
 //! Facts of nodes and executions in ledger messages.
 
-use crate::lifecycle::cluster::places::DeviceIx;
-use crate::lifecycle::cluster::profile::{Profile, ProfileIx};
-use crate::lifecycle::cluster::watch::Watch;
-use crate::lifecycle::cluster::{NodeIx, Stage};
-use crate::view::LedgerView;
 use fiec_schemas::substrate::HOST;
 use fiec_schemas::{Cause, EventKind, ExecutionId, PhaseKind, Submission};
 
 use super::Lifecycle;
 use crate::Action;
+use crate::lifecycle::cluster::places::DeviceIx;
+use crate::lifecycle::cluster::profile::{Profile, ProfileIx};
+use crate::lifecycle::cluster::watch::Watch;
+use crate::lifecycle::cluster::{NodeIx, Stage};
+use crate::view::LedgerView;
 
 impl Lifecycle {
     /// The node whose worker wrote a message.

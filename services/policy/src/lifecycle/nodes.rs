@@ -1,5 +1,13 @@
 //! Nodes: what they say, their silence, and what operators say of them.
 
+use std::sync::Arc;
+
+use fiec_schemas::messages::{NodeEventKind, Record, Viability};
+use fiec_schemas::{
+    HardwareVector, InstanceId, NodeDescriptor, NodeFlags, NodeId, Reading, Signal,
+};
+
+use super::Lifecycle;
 use crate::lifecycle::cluster::hysteresis::State;
 use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::lifecycle::cluster::starts::Starts;
@@ -7,13 +15,6 @@ use crate::lifecycle::cluster::watch::Watch;
 use crate::lifecycle::cluster::{NodeIx, Presence};
 use crate::time::Millis;
 use crate::view::LedgerView;
-use fiec_schemas::messages::{NodeEventKind, Record, Viability};
-use fiec_schemas::{
-    HardwareVector, InstanceId, NodeDescriptor, NodeFlags, NodeId, Reading, Signal,
-};
-use std::sync::Arc;
-
-use super::Lifecycle;
 use crate::{Action, UnknownNode};
 
 /// Interval between two comparisons of a node's executions with its current instance, in ms.

@@ -1,16 +1,16 @@
 //! Orders to the holders of executions.
 
-use crate::lifecycle::cluster::places::Claim;
-use crate::lifecycle::cluster::watch::Watched;
-use crate::lifecycle::cluster::{Execution, NodeIx, Order, Stage, Wanted};
-use crate::lifecycle::placement::{Ask, Choice, Leaving, Operators};
-use crate::time::Millis;
 use fiec_schemas::limits::EVIDENCE_LIMIT;
 use fiec_schemas::messages::{ControlRequest, Destination};
 use fiec_schemas::substrate::HOST;
 use fiec_schemas::{Cause, Evidence, ExecutionId, NodeId};
 
 use super::Lifecycle;
+use crate::lifecycle::cluster::places::Claim;
+use crate::lifecycle::cluster::watch::Watched;
+use crate::lifecycle::cluster::{Execution, NodeIx, Order, Stage, Wanted};
+use crate::lifecycle::placement::{Ask, Choice, Leaving, Operators};
+use crate::time::Millis;
 use crate::{Action, ControlOutcome, Ticket, YieldRefusal};
 
 /// What an execution must leave for this cause: only its device if the device presses, else its

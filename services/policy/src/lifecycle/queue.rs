@@ -1,14 +1,14 @@
 //! The queue of executions that wait for a place, and who is first in it.
 
+use fiec_schemas::ExecutionId;
+
+use super::Lifecycle;
 use crate::lifecycle::cluster::Stage;
 use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::lifecycle::cluster::tenants::TenantIx;
 use crate::lifecycle::placement::Ask;
 use crate::share::order::{self, Discipline};
 use crate::share::queue::{Cursor, LaneKey, Waiter};
-use fiec_schemas::ExecutionId;
-
-use super::Lifecycle;
 
 /// Lanes of one effective priority, with their tenants' shares and cursors.
 pub(crate) struct Level {

@@ -1,14 +1,15 @@
 //! Proofs of nodes, and the contracts that they have lost.
 
-use crate::lifecycle::cluster::NodeIx;
+use std::sync::Arc;
+
+use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::substrate::HOST;
 use fiec_schemas::trust::{Proof, Quarantine, Quarantined};
 use fiec_schemas::{Contract, NodeId};
-use std::sync::Arc;
 
 use super::Lifecycle;
 use crate::Action;
-use fiec_schemas::messages::ControlRequest;
+use crate::lifecycle::cluster::NodeIx;
 
 impl Lifecycle {
     /// True if this replica acts for a node.

@@ -15,7 +15,7 @@ impl Lifecycle {
         &self.cluster
     }
 
-    /// What has changed since it was last acted on.
+    /// Changes that nobody has acted on yet.
     pub(crate) fn changed(&mut self) -> &mut Changed {
         &mut self.cluster.changed
     }

@@ -1,7 +1,6 @@
 //! The shell's part in holds: looks at ledgers, and changes of reservations.
 
 use std::collections::BTreeMap;
-
 use std::sync::Arc;
 
 use fiec_policy::holds::reserve;
@@ -9,6 +8,7 @@ use fiec_policy::holds::{Fate, Seen};
 use fiec_policy::{Action, Input};
 use fiec_schemas::quota::{Quota, Reservations};
 use fiec_schemas::{ExecutionId, Tenant};
+use fiec_simulator::decide::Decide as _;
 
 use super::World;
 

@@ -1,7 +1,8 @@
 //! Proofs, comparisons and steps back in the simulated cluster.
 
-use super::*;
 use fiec_policy::Judged;
+
+use super::*;
 
 fn outputs_of(outputs: &[(&str, &str)]) -> Vec<fiec_schemas::Output> {
     let outputs = outputs.iter().map(|(name, words)| fiec_schemas::Output {

@@ -5,7 +5,6 @@ mod worker;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::decide::Decide as _;
 use fiec_policy::{Action, Config, Input, Judged, LedgerView, Millis, NewExecution, Now, Policy};
 use fiec_schemas::hardware::{Substrate, default_thresholds};
 use fiec_schemas::messages::ControlRequest;
@@ -19,6 +18,7 @@ use fiec_schemas::{
 use uuid::Uuid;
 
 use super::{DEVICES, Job, Measured, Mix, Mode};
+use crate::decide::Decide as _;
 
 const GIB: u64 = 1 << 30;
 const STEP_MS: u64 = 500;

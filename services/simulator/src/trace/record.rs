@@ -221,59 +221,6 @@ struct Offered<'a> {
 }
 
 impl<D: Decide> Traced<D> {
-    /// Records a submission, passes it to the policy, and records the answer.
-    pub fn submit(
-        &mut self,
-        now: Now,
-        new: NewExecution<'_>,
-        may_hold: bool,
-        out: &mut Vec<Action>,
-    ) -> Submitted {
-        self.recorder.with(|tape| {
-            let body = serde_json::to_value(Offered { new, may_hold });
-            tape.begin(self.number, "submission", Some(now), body);
-        });
-        let before = out.len();
-        let answer = self.policy.submit(now, new, may_hold, out);
-        self.end(out, before);
-        self.recorder.with(|tape| match &answer {
-            Submitted::Append(events) => tape.end(self.number, &[new.append(events.clone())]),
-            Submitted::Hold => tape.line(self.number, Direction::Out, "hold", None, Value::Null),
-        });
-        answer
-    }
-
-    /// Records a ledger message and passes it to the policy.
-    pub fn follow(&mut self, now: Now, view: &LedgerView<'_>, reread: bool, out: &mut Vec<Action>) {
-        self.recorder.with(|tape| {
-            let kind = if reread { "reread" } else { "ledger" };
-            tape.begin(self.number, kind, Some(now), form::message(view));
-        });
-        let before = out.len();
-        self.policy.follow(now, view, reread, out);
-        self.end(out, before);
-    }
-
-    /// Records an input and passes it to the policy.
-    pub fn step(&mut self, now: Now, input: Input, out: &mut Vec<Action>) {
-        self.recorder.with(|tape| match form::named(&input) {
-            Ok((kind, body)) => tape.begin(self.number, &kind, Some(now), Ok(body)),
-            Err(error) => tape.begin(self.number, "", Some(now), Err(error)),
-        });
-        let before = out.len();
-        self.policy.step(now, input, out);
-        self.end(out, before);
-    }
-
-    /// Records a call of `act` and passes it on.
-    pub fn act(&mut self, now: Now, out: &mut Vec<Action>) {
-        self.recorder
-            .with(|tape| tape.begin(self.number, "act", Some(now), Ok(Value::Null)));
-        let before = out.len();
-        self.policy.act(now, out);
-        self.end(out, before);
-    }
-
     /// Records the actions behind the first `before`.
     fn end(&self, out: &[Action], before: usize) {
         let actions = out.get(before..).unwrap_or_default();
@@ -301,16 +248,43 @@ impl<D: Decide> Decide for Traced<D> {
         may_hold: bool,
         out: &mut Vec<Action>,
     ) -> Submitted {
-        Traced::submit(self, now, new, may_hold, out)
+        self.recorder.with(|tape| {
+            let body = serde_json::to_value(Offered { new, may_hold });
+            tape.begin(self.number, "submission", Some(now), body);
+        });
+        let before = out.len();
+        let answer = self.policy.submit(now, new, may_hold, out);
+        self.end(out, before);
+        self.recorder.with(|tape| match &answer {
+            Submitted::Append(events) => tape.end(self.number, &[new.append(events.clone())]),
+            Submitted::Hold => tape.line(self.number, Direction::Out, "hold", None, Value::Null),
+        });
+        answer
     }
     fn follow(&mut self, now: Now, view: &LedgerView<'_>, reread: bool, out: &mut Vec<Action>) {
-        Traced::follow(self, now, view, reread, out);
+        self.recorder.with(|tape| {
+            let kind = if reread { "reread" } else { "ledger" };
+            tape.begin(self.number, kind, Some(now), form::message(view));
+        });
+        let before = out.len();
+        self.policy.follow(now, view, reread, out);
+        self.end(out, before);
     }
     fn step(&mut self, now: Now, input: Input, out: &mut Vec<Action>) {
-        Traced::step(self, now, input, out);
+        self.recorder.with(|tape| match form::named(&input) {
+            Ok((kind, body)) => tape.begin(self.number, &kind, Some(now), Ok(body)),
+            Err(error) => tape.begin(self.number, "", Some(now), Err(error)),
+        });
+        let before = out.len();
+        self.policy.step(now, input, out);
+        self.end(out, before);
     }
     fn act(&mut self, now: Now, out: &mut Vec<Action>) {
-        Traced::act(self, now, out);
+        self.recorder
+            .with(|tape| tape.begin(self.number, "act", Some(now), Ok(Value::Null)));
+        let before = out.len();
+        self.policy.act(now, out);
+        self.end(out, before);
     }
     fn policy(&self) -> &Policy {
         self.policy.policy()

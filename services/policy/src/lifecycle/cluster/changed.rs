@@ -1,9 +1,9 @@
-//! The one record of what has changed since it was last acted on.
+//! Changes that nobody has acted on yet.
 
 use super::NodeIx;
 use super::changes::Changes;
 
-/// What has changed. Who acts on a change clears its mark.
+/// Changes that nobody has acted on yet. Who acts on one clears its mark.
 #[derive(Debug, Default)]
 pub(crate) struct Changed {
     /// A place may have become free for an execution that waits.

@@ -280,7 +280,7 @@ pub struct Cluster {
     named: QuickMap<NodeId, NodeIx>,
     /// Nodes ordered by name.
     by_name: BTreeMap<NodeId, NodeIx>,
-    /// What has changed.
+    /// Changes that nobody has acted on yet.
     pub(crate) changed: Changed,
     /// Profiles in use.
     pub profiles: Profiles,
