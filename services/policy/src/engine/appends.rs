@@ -1,18 +1,12 @@
 //! The results of this service's appends.
 
-use fiec_schemas::{Event, ExecutionId, Phase, Sequence};
+use fiec_schemas::{ExecutionId, Phase, Sequence};
 
 use super::Policy;
 use crate::lifecycle::cluster::Stage;
 use crate::lifecycle::transitions::Settled;
 
 impl Policy {
-    /// Appends one event with which an execution waits for nothing more: it ends, or is held.
-    pub(super) fn end_with(&mut self, id: ExecutionId, event: Event) {
-        self.stop_waiting(id);
-        self.life.append(id, vec![event]);
-    }
-
     /// Handles a stored append of this service.
     pub(super) fn appended(&mut self, id: ExecutionId, seq: Sequence, epoch: u64, phase: &Phase) {
         let now = self.life.now;
@@ -58,14 +52,14 @@ impl Policy {
         match stage {
             Stage::Bound(..) => {
                 self.life.settle_binding(id, moved);
-                self.stop_waiting(id);
+                self.life.stop_waiting(id);
                 self.note_gang(id);
                 let due = now.mono.plus(self.life.balance_check());
                 self.life.set_due(id, due);
             }
             Stage::Pending => self.wait(id),
             Stage::Paused | Stage::Held | Stage::Verifying | Stage::Started(..) => {
-                self.stop_waiting(id);
+                self.life.stop_waiting(id);
             }
         }
     }

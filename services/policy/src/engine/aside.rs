@@ -247,7 +247,7 @@ impl Policy {
         // slot of a node that accepts no new executions.
         let blocked = self.share.sweep.blocked.contains(&profile);
         if fits && blocked && !self.is_outranked(id) && self.resume_aside(id) == Placed::Yes {
-            self.stop_waiting(id);
+            self.life.stop_waiting(id);
         }
     }
 
@@ -280,7 +280,7 @@ impl Policy {
             ),
         };
         self.life.order_yield(id, cause);
-        self.stop_waiting(id);
+        self.life.stop_waiting(id);
         true
     }
 }

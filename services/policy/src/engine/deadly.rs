@@ -90,7 +90,7 @@ impl Policy {
                 fault,
             },
         };
-        self.end_with(id, event);
+        self.life.end_with(id, event);
         true
     }
 }

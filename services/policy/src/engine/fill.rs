@@ -26,17 +26,8 @@ impl Policy {
         self.life
             .waiting
             .insert(&self.life.config, now.mono, waiter);
-        self.share.crowded.get_or_insert(now.mono);
         self.share.sweep.tried.remove(&id);
         self.life.changed().newcomers = true;
-    }
-
-    /// Removes an execution from the queue.
-    pub(super) fn stop_waiting(&mut self, id: ExecutionId) {
-        self.life.waiting.remove(id);
-        if self.life.waiting.is_empty() {
-            self.share.crowded = None;
-        }
     }
 
     /// Binds waiting executions in order, as far as there is room. If the only change is a new
@@ -77,10 +68,10 @@ impl Policy {
                 match self.bind_waiting(id) {
                     Placed::Yes => {
                         budget -= 1;
-                        self.stop_waiting(id);
+                        self.life.stop_waiting(id);
                         level.lanes[at].0 = self.life.share_of(lane.1);
                     }
-                    Placed::Moot => self.stop_waiting(id),
+                    Placed::Moot => self.life.stop_waiting(id),
                     Placed::NoRoom if self.life.is_plain(id) || !self.life.is_open(profile) => {
                         sweep.blocked.insert(profile);
                     }
@@ -110,11 +101,11 @@ impl Policy {
                 match self.bind_waiting(id) {
                     Placed::Yes => {
                         *budget -= 1;
-                        self.stop_waiting(id);
+                        self.life.stop_waiting(id);
                         self.share.promised.remove(&id);
                     }
                     Placed::Moot => {
-                        self.stop_waiting(id);
+                        self.life.stop_waiting(id);
                         self.share.promised.remove(&id);
                     }
                     Placed::NoRoom | Placed::Deferred => {}

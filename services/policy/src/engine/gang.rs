@@ -373,7 +373,7 @@ impl Policy {
                 gang.dissolving = false;
             }
             for id in members {
-                self.stop_waiting(id);
+                self.life.stop_waiting(id);
                 self.wait_if_pending(id);
             }
             return true;

@@ -389,7 +389,7 @@ impl Policy {
                     id: in_vain.awaited.id,
                 })),
             };
-            self.end_with(id, failed);
+            self.life.end_with(id, failed);
         }
     }
 }

@@ -275,7 +275,7 @@ impl Policy {
             stderr: String::new(),
             fault: Some(Box::new(Fault::WrongAnswer)),
         };
-        self.end_with(id, failed);
+        self.life.end_with(id, failed);
         self.drop_kept(id);
         true
     }

@@ -87,7 +87,7 @@ impl Policy {
                     stderr: String::new(),
                     fault: Some(Box::new(Fault::Deadline)),
                 };
-                self.end_with(id, failed);
+                self.life.end_with(id, failed);
             }
             // It already yields, is kept for somebody, or only comparisons remain.
             Stage::Started(..) | Stage::Held | Stage::Verifying => {}

@@ -171,7 +171,7 @@ impl Policy {
         };
         let mut profile = profile.clone();
         profile.adjust(&change);
-        self.stop_waiting(id);
+        self.life.stop_waiting(id);
         let (new, fresh) = self.life.acquire_profile(profile);
         if fresh {
             self.life.watch_overrides(new);
@@ -195,11 +195,11 @@ impl Policy {
                 self.wait(id);
             }
             Stage::Paused | Stage::Held | Stage::Verifying => {
-                self.stop_waiting(id);
+                self.life.stop_waiting(id);
                 self.life.set_due(id, Millis(0));
             }
             Stage::Bound(..) => {
-                self.stop_waiting(id);
+                self.life.stop_waiting(id);
                 self.note_gang(id);
                 // After a change, the capsule that was sent follows an outdated message.
                 let changed = view.event(EventKind::Adjusted).is_some();
@@ -220,7 +220,7 @@ impl Policy {
                 );
             }
             Stage::Started(..) => {
-                self.stop_waiting(id);
+                self.life.stop_waiting(id);
                 self.note_gang(id);
                 let Some(e) = self.life.cluster().execution(id) else {
                     return;
@@ -273,7 +273,7 @@ impl Policy {
         self.stepping.remove(&id);
         self.to_verify.remove(&id);
         self.suspects.remove(&id);
-        self.stop_waiting(id);
+        self.life.stop_waiting(id);
         self.forget_holds(id);
         self.forget_sharing(id);
         self.forget_spread(id);

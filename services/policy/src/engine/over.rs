@@ -204,7 +204,7 @@ impl Policy {
             cause: cause.clone(),
         };
         self.holds.trimmed.insert(id, trimmed);
-        self.stop_waiting(id);
+        self.life.stop_waiting(id);
         self.life.order_yield(id, cause);
     }
 
@@ -251,7 +251,7 @@ impl Policy {
         let now = self.life.now;
         self.left_quota(id);
         self.holds.unplaced.remove(&id);
-        self.stop_waiting(id);
+        self.life.stop_waiting(id);
         self.requeue(tenant, id, now.mono);
     }
 }

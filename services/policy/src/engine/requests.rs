@@ -33,7 +33,7 @@ impl Policy {
         };
         self.life.append(id, events);
         self.life.clear_order(id);
-        self.stop_waiting(id);
+        self.life.stop_waiting(id);
         true
     }
 }

@@ -227,7 +227,7 @@ impl Policy {
         }
         for id in requeue {
             self.holds.unplaced.remove(&id);
-            self.stop_waiting(id);
+            self.life.stop_waiting(id);
             if self.awaits_parts(id) {
                 continue;
             }

@@ -204,7 +204,7 @@ impl Policy {
                 reason.push_str(by);
                 reason.extend(why.chars().take(REASON_LIMIT));
             }
-            self.stop_waiting(holder);
+            self.life.stop_waiting(holder);
             let failing = self.spread.failing.entry(holder);
             failing.or_insert((part, reason));
         }
@@ -339,7 +339,7 @@ impl Policy {
             if self.life.defers(part, self.life.config.grace_ms) {
                 continue;
             }
-            self.stop_waiting(part);
+            self.life.stop_waiting(part);
             self.life.append(part, vec![Event::Returned { to: holder }]);
         }
     }
@@ -443,7 +443,7 @@ impl Policy {
         if self.life.defers(id, self.life.config.grace_ms) {
             return;
         }
-        self.end_with(id, event);
+        self.life.end_with(id, event);
     }
 
     /// For people: the part that an execution waits for, or because of which it fails.

@@ -138,7 +138,7 @@ impl Policy {
         };
         // The execution is not bound before the step is in the ledger.
         if waits {
-            self.stop_waiting(id);
+            self.life.stop_waiting(id);
         }
         self.life.out.push(Action::StepBack {
             execution: id,

@@ -173,7 +173,8 @@ impl Policy {
         let waited = |since: Millis| now.mono.since(since) > slice;
         let crowded = match discipline {
             Discipline::Shared => {
-                self.share.crowded.is_some_and(waited) || gang.is_some_and(|g| waited(g.since))
+                self.life.waiting.since().is_some_and(waited)
+                    || gang.is_some_and(|g| waited(g.since))
             }
             Discipline::LeastAttained => true,
             Discipline::Fifo | Discipline::Priority => false,

@@ -1,6 +1,6 @@
 //! Appends whose result is not known.
 
-use fiec_schemas::{ExecutionId, Phase};
+use fiec_schemas::{Event, ExecutionId, Phase};
 
 use super::Lifecycle;
 use crate::lifecycle::cluster::Stage;
@@ -13,6 +13,12 @@ const DECIDE_AGAIN_MS: u64 = 1_000;
 const OLD_REREADS: u8 = 5;
 
 impl Lifecycle {
+    /// Appends one event with which an execution waits for nothing more: it ends, or is held.
+    pub(crate) fn end_with(&mut self, id: ExecutionId, event: Event) {
+        self.stop_waiting(id);
+        self.append(id, vec![event]);
+    }
+
     /// The resources of its node that an execution uses in a phase.
     pub(crate) fn claim_of(&mut self, id: ExecutionId, stage: Stage, phase: &Phase) -> Claim {
         let (Some(ix), Some(binding)) = (stage.node(), phase.binding()) else {

@@ -27,6 +27,11 @@ impl Level {
 }
 
 impl Lifecycle {
+    /// Removes an execution from the queue.
+    pub(crate) fn stop_waiting(&mut self, id: ExecutionId) {
+        self.waiting.remove(id);
+    }
+
     /// The queue entry that an execution has or would have.
     pub(crate) fn waiter_of(&self, id: ExecutionId) -> Option<Waiter> {
         let now = self.now;

@@ -33,8 +33,6 @@ pub struct Memory {
     pub promised: BTreeMap<ExecutionId, Millis>,
     /// Deadlines after which executions fail.
     pub deadlines: Deadlines,
-    /// Time since which, without a break, an execution has waited for a place.
-    pub crowded: Option<Millis>,
     /// Time of the last review of preemption.
     pub reviewed: Millis,
     /// The node after which the next review begins.

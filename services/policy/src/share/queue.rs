@@ -121,9 +121,16 @@ pub struct Waiting {
     profiles: BTreeMap<ProfileIx, u32>,
     tenants: BTreeMap<TenantIx, u32>,
     ageing: BTreeSet<(Millis, ExecutionId)>,
+    /// Time since which, without a break, an execution has waited.
+    since: Option<Millis>,
 }
 
 impl Waiting {
+    /// Time since which, without a break, an execution has waited for a place.
+    pub fn since(&self) -> Option<Millis> {
+        self.since
+    }
+
     /// Number of waiting executions.
     pub fn len(&self) -> usize {
         self.places.len()
@@ -164,7 +171,7 @@ impl Waiting {
     pub fn insert(&mut self, config: &Config, now: Millis, waiter: Waiter) {
         let mut waiter = waiter.at(now);
         let id = waiter.rank.id;
-        if let Some(before) = self.remove(id) {
+        if let Some(before) = self.take(id) {
             waiter.since = waiter.since.min(before.since);
         }
         let waited = now.since(waiter.since);
@@ -185,10 +192,18 @@ impl Waiting {
             rises,
         };
         self.places.insert(id, place);
+        self.since.get_or_insert(now);
     }
 
     /// Removes an entry.
-    pub fn remove(&mut self, id: ExecutionId) -> Option<Waiter> {
+    pub fn remove(&mut self, id: ExecutionId) {
+        self.take(id);
+        if self.is_empty() {
+            self.since = None;
+        }
+    }
+
+    fn take(&mut self, id: ExecutionId) -> Option<Waiter> {
         let Place {
             waiter,
             effective,
