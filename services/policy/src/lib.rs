@@ -24,7 +24,7 @@ mod reallocation;
 pub mod share;
 pub mod spread;
 pub mod time;
-pub mod verify;
+pub mod verification;
 pub mod view;
 
 pub use config::Config;

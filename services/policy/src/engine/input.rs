@@ -12,7 +12,7 @@ use fiec_schemas::{
 use serde::{Deserialize, Serialize};
 
 use crate::holds::Seen;
-use crate::verify::Named;
+use crate::verification::Named;
 
 /// Identifies a question that waits for its answer.
 pub type Ticket = u64;

@@ -18,8 +18,6 @@
 //! * [`spread`] follows ranges that several nodes compute, [`grow`] adds nodes.
 //! * [`nodes`] reviews the executions of nodes that are silent, lost or unviable; [`absent`] forgets
 //!   nodes, [`reconcile`] binds again what a node lacks.
-//! * [`trust`] follows the contracts that nodes prove and lose.
-//! * [`verify`] has parts of executions computed again, [`judge`] compares the results.
 //! * [`why`] explains to people, [`tell`] records explanations, [`offers`] lists programs,
 //!   [`duties`] counts who must act next.
 
@@ -39,7 +37,6 @@ mod gang;
 mod grow;
 mod holds;
 mod input;
-mod judge;
 mod late;
 mod leaving;
 mod ledger;
@@ -57,8 +54,6 @@ mod reserve;
 mod room;
 mod spread;
 mod tell;
-mod trust;
-mod verify;
 mod victims;
 mod why;
 
@@ -73,7 +68,7 @@ use crate::lifecycle::Lifecycle;
 use crate::reallocation::Reallocation;
 use crate::share::{self};
 use crate::time::{Millis, Now};
-use crate::verify::Check;
+use crate::verification::Check;
 use crate::view::LedgerView;
 
 pub use action::{Action, Good};
@@ -88,30 +83,30 @@ pub struct Policy {
     /// Nodes and executions, and what changes them.
     pub(crate) life: Lifecycle,
     /// Other state of sharing.
-    share: share::Memory,
+    pub(crate) share: share::Memory,
     /// State of reallocation.
-    realloc: crate::realloc::Memory,
+    pub(crate) realloc: crate::realloc::Memory,
     /// Moves between devices.
-    reallocation: Reallocation,
+    pub(crate) reallocation: Reallocation,
     /// Ranges that several nodes compute.
-    spread: crate::spread::Memory,
+    pub(crate) spread: crate::spread::Memory,
     /// Executions with a comparison under way.
-    checks: BTreeMap<ExecutionId, Box<Check>>,
+    pub(crate) checks: BTreeMap<ExecutionId, Box<Check>>,
     /// The subset of `checks` with something to do.
-    to_verify: BTreeSet<ExecutionId>,
+    pub(crate) to_verify: BTreeSet<ExecutionId>,
     /// Executions that are being stepped back, with the start time. A commit of the holder does not
     /// end it.
-    stepping: BTreeMap<ExecutionId, Millis>,
+    pub(crate) stepping: BTreeMap<ExecutionId, Millis>,
     /// Live executions under which almost as many workers have ended as are allowed.
-    suspects: BTreeSet<ExecutionId>,
+    pub(crate) suspects: BTreeSet<ExecutionId>,
     /// Reports on waiting executions.
-    told: tell::Told,
+    pub(crate) told: tell::Told,
     /// Number of questions so far.
-    questions: u64,
+    pub(crate) questions: u64,
     /// Reasons other than room that hold executions back.
     pub(crate) holds: Holds,
     /// Seed for the choice of boundaries to compare, and this replica's name.
-    seed: InstanceId,
+    pub(crate) seed: InstanceId,
 }
 
 impl Policy {

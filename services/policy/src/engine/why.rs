@@ -9,12 +9,12 @@ use fiec_schemas::substrate::HOST;
 use fiec_schemas::{Candidate, ExecutionId, NodeId, PhaseKind};
 
 use super::Policy;
-use super::trust::standings;
 use crate::lifecycle::cluster::places::Judged;
 use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::lifecycle::cluster::{NodeIx, Presence, Stage};
 use crate::lifecycle::placement::{Ask, Leaving, Operators};
 use crate::time::Now;
+use crate::verification::standing::standings;
 
 impl Policy {
     /// Explains the place of a live execution.

@@ -11,13 +11,13 @@ use fiec_schemas::substrate::HOST;
 use fiec_schemas::trust::{Finding, Verify, digest_of_result};
 use fiec_schemas::{Contract, Event, EventKind, ExecutionId, NodeId};
 
-use super::{Action, Policy, Remembered};
+use crate::engine::{Action, Policy, Remembered};
 use crate::lifecycle::cluster::execution::Avoided;
 use crate::lifecycle::cluster::trust::Standing;
 use crate::lifecycle::cluster::{NodeIx, Presence};
 use crate::lifecycle::placement::Ask;
 use crate::time::Millis;
-use crate::verify::{Check, Named, Recall, Trial, is_drawn};
+use crate::verification::{Check, Named, Recall, Trial, is_drawn};
 use crate::view::LedgerView;
 
 /// Wait for a third node that is present but not free, in ms. Then both nodes are asked for new
@@ -58,7 +58,7 @@ impl Policy {
     }
 
     /// Notes the claims in a message.
-    pub(super) fn note_claims(&mut self, view: &LedgerView<'_>) {
+    pub(crate) fn note_claims(&mut self, view: &LedgerView<'_>) {
         let now = self.life.now;
         let id = view.state.execution;
         if view.event(EventKind::SteppedBack).is_some() {
@@ -135,7 +135,7 @@ impl Policy {
     }
 
     /// The periodic work: asks verifiers, gives up on silent ones, steps executions back.
-    pub(super) fn verify_round(&mut self) {
+    pub(crate) fn verify_round(&mut self) {
         let now = self.life.now;
         if self.to_verify.is_empty() {
             return;
@@ -213,7 +213,7 @@ impl Policy {
 
     /// Handles the boundary up to which another service, or an earlier instance of this one, has
     /// verified.
-    pub(super) fn recalled(&mut self, id: ExecutionId, (up_to, named): (Remembered, &Named)) {
+    pub(crate) fn recalled(&mut self, id: ExecutionId, (up_to, named): (Remembered, &Named)) {
         let now = self.life.now;
         let retry = self.life.config.verify_retry_ms;
         let up_to = match up_to {
@@ -389,7 +389,7 @@ impl Policy {
     }
 
     /// For people: how far verification has come.
-    pub(super) fn verification_in_words(&self, check: &Check) -> String {
+    pub(crate) fn verification_in_words(&self, check: &Check) -> String {
         let mut words = String::new();
         if check.mode == Verify::All {
             let good = check.good.as_ref().map_or(0, |p| p.index);

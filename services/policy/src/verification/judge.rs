@@ -6,9 +6,9 @@ use fiec_schemas::substrate::HOST;
 use fiec_schemas::trust::{Proof, Verdict, VerifiedUpTo};
 use fiec_schemas::{Contract, Event, ExecutionId, Fault, NodeId, StatePlace};
 
-use super::{Action, Policy};
+use crate::engine::{Action, Policy};
 use crate::lifecycle::cluster::{NodeIx, Stage};
-use crate::verify::Claim;
+use crate::verification::Claim;
 
 /// Most verifiers that an event names.
 const VERIFIERS_LIMIT: usize = 16;
@@ -40,7 +40,7 @@ fn is_kept(place: &StatePlace) -> bool {
 
 impl Policy {
     /// Processes the result of a verifier.
-    pub(super) fn verdict(&mut self, verdict: Verdict) {
+    pub(crate) fn verdict(&mut self, verdict: Verdict) {
         let now = self.life.now;
         let id = verdict.execution;
         let retry = self.life.config.verify_retry_ms;
@@ -254,7 +254,7 @@ impl Policy {
 
     /// Ends an execution that nobody can compute twice with the same bits, once everything of it was
     /// computed. While it computes, its nodes may yet be found to be at fault.
-    pub(super) fn gives_up_comparing(&mut self, id: ExecutionId) -> bool {
+    pub(crate) fn gives_up_comparing(&mut self, id: ExecutionId) -> bool {
         let (Some(check), Some(e)) = (self.checks.get(&id), self.life.cluster().execution(id))
         else {
             return false;
@@ -282,7 +282,7 @@ impl Policy {
 
     /// Removes the kept σ: the execution has ended, or ends with the next append, and is not
     /// stepped back any more.
-    pub(super) fn drop_kept(&mut self, id: ExecutionId) {
+    pub(crate) fn drop_kept(&mut self, id: ExecutionId) {
         let good = self.checks.get(&id).and_then(|check| check.good.as_ref());
         if let Some(good) = good.filter(|place| is_kept(place)) {
             self.life.out.push(Action::DropKept {
@@ -293,7 +293,7 @@ impl Policy {
     }
 
     /// Appends `verified` and `completed` once everything of an execution is verified.
-    pub(super) fn finish(&mut self, id: ExecutionId) {
+    pub(crate) fn finish(&mut self, id: ExecutionId) {
         let _now = self.life.now;
         let Some(check) = self.checks.get(&id) else {
             return;
@@ -348,7 +348,7 @@ impl Policy {
     }
 
     /// Uses a node's new proof to decide between two nodes that disagree when no third one can.
-    pub(super) fn proof_tells(&mut self, ix: NodeIx, proof: &Proof) {
+    pub(crate) fn proof_tells(&mut self, ix: NodeIx, proof: &Proof) {
         let now = self.life.now;
         // Claims are recomputed on the host, so only the host's canary counts. A device that broke
         // the contract has lost it already.

@@ -1,16 +1,13 @@
 //! Verification of one execution: its claims and their results, derived from its ledger's
 //! boundaries. The engine chooses the verifiers and acts on the results.
 
-mod claim;
-mod named;
-
 use std::collections::{BTreeSet, VecDeque};
 
 use fiec_schemas::trust::{Finding, Segment, Verify};
 use fiec_schemas::{BoundaryIndex, Digest, Event, ExecutionId, InstanceId, StatePlace};
 
-pub use self::claim::{Claim, Trial};
-pub use self::named::Named;
+use super::claim::{Claim, Trial};
+use super::named::Named;
 use crate::lifecycle::cluster::NodeIx;
 use crate::time::Millis;
 

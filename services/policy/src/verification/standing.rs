@@ -9,7 +9,7 @@ use fiec_schemas::substrate::HOST;
 use fiec_schemas::trust::{Quarantine, SignedProof};
 use fiec_schemas::{Cause, Contract, ExecutionId, NodeDescriptor, NodeId};
 
-use super::{Action, Good, Judged, Policy};
+use crate::engine::{Action, Good, Judged, Policy};
 use crate::lifecycle::cluster::places::Claim;
 use crate::lifecycle::cluster::{Node, NodeIx, Stage};
 use crate::time::Now;
@@ -21,7 +21,7 @@ const YOUNG_US: i64 = 600_000_000;
 const STEPPING_MS: u64 = 10_000;
 
 /// A node's standing with each contract on each substrate.
-pub(super) fn standings(node: &Node, d: &NodeDescriptor, now: Now) -> Vec<ContractStanding> {
+pub(crate) fn standings(node: &Node, d: &NodeDescriptor, now: Now) -> Vec<ContractStanding> {
     let mut all = Vec::new();
     for substrate in &d.substrates {
         for contract in [Contract::Bitwise, Contract::Bounded] {
@@ -39,7 +39,7 @@ pub(super) fn standings(node: &Node, d: &NodeDescriptor, now: Now) -> Vec<Contra
 
 impl Policy {
     /// Stores a node's proof, with the result of the signature check.
-    pub(super) fn proof(&mut self, name: &NodeId, signed: &SignedProof, judged: Judged) {
+    pub(crate) fn proof(&mut self, name: &NodeId, signed: &SignedProof, judged: Judged) {
         let now = self.life.now;
         let (proof, refused) = match judged {
             Judged::Counts(proof) => (Some(Arc::new(proof)), None),
@@ -65,20 +65,20 @@ impl Policy {
     }
 
     /// Stores the contracts that a node has lost.
-    pub(super) fn quarantine(&mut self, name: &NodeId, quarantine: Quarantine) {
+    pub(crate) fn quarantine(&mut self, name: &NodeId, quarantine: Quarantine) {
         if let Some(ix) = self.life.set_quarantine(name, quarantine) {
             self.take_away(ix);
         }
     }
 
     /// Takes a contract away from a node with a refuted result. The loss counts here at once.
-    pub(super) fn convict(&mut self, ix: NodeIx, reason: String) {
+    pub(crate) fn convict(&mut self, ix: NodeIx, reason: String) {
         self.life.set_convicted(ix, reason);
         self.take_away(ix);
     }
 
     /// Moves executions away from a node that has lost their contract.
-    pub(super) fn take_away(&mut self, ix: NodeIx) {
+    pub(crate) fn take_away(&mut self, ix: NodeIx) {
         let node = self.life.cluster().node(ix);
         if node.trust.quarantine.entries.is_empty() || node.holds.is_empty() {
             return;
@@ -112,7 +112,7 @@ impl Policy {
     }
 
     /// Steps an execution back to the last boundary known to be good.
-    pub(super) fn step_back(&mut self, id: ExecutionId, culprit: Option<NodeIx>, reason: String) {
+    pub(crate) fn step_back(&mut self, id: ExecutionId, culprit: Option<NodeIx>, reason: String) {
         let now = self.life.now;
         let good = match self.checks.get(&id) {
             Some(check) if check.mode == fiec_schemas::trust::Verify::All => {
@@ -153,7 +153,7 @@ impl Policy {
     }
 
     /// Repeats on each tick what could not be done at once.
-    pub(super) fn look_at_trust(&mut self, ix: NodeIx) {
+    pub(crate) fn look_at_trust(&mut self, ix: NodeIx) {
         if !self.life.connected {
             return;
         }

@@ -5,7 +5,7 @@ use fiec_schemas::{BoundaryIndex, Digest, Event, ExecutionState, Output};
 
 use serde::{Deserialize, Serialize};
 
-use super::Claim;
+use super::claim::Claim;
 
 /// Valid outputs, with the boundaries that named them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
