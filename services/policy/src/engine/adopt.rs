@@ -38,7 +38,7 @@ impl Policy {
         let device = needs.is_some_and(|r| r.device.is_some()) || e.device().is_some();
         Some(Reservation {
             execution: id,
-            by: self.seed,
+            by: self.own,
             firm: None,
             devices: u32::from(device),
             memory_bytes: memory,
@@ -84,12 +84,12 @@ impl Policy {
                 None => self.holds.share_bytes > 0,
             })
         };
-        let own = table.entries.values().filter(|e| e.by == self.seed);
+        let own = table.entries.values().filter(|e| e.by == self.own);
         for entry in own.filter(known) {
             let counts = self.reservation(entry.execution);
             let counts = counts.map_or(entry.memory_bytes, |r| r.memory_bytes);
             if counts != entry.memory_bytes {
-                change.amend.push((entry.execution, self.seed, counts));
+                change.amend.push((entry.execution, self.own, counts));
             }
         }
     }

@@ -57,7 +57,7 @@ impl Policy {
                 continue;
             };
             let live = self.life.cluster().execution(*id);
-            if entry.by == self.seed && live.is_some_and(|e| may_be_bound(e, entry)) {
+            if entry.by == self.own && live.is_some_and(|e| may_be_bound(e, entry)) {
                 unfenced.push(*id);
                 continue;
             }
@@ -65,9 +65,9 @@ impl Policy {
             let needed = live.is_some_and(|e| {
                 e.is_appending() || matches!(e.stage, Stage::Bound(..) | Stage::Started(..))
             });
-            if needed || (live.is_some() && entry.by != self.seed) {
+            if needed || (live.is_some() && entry.by != self.own) {
                 settled.push(*id);
-            } else if entry.by == self.seed
+            } else if entry.by == self.own
                 || self.is_gone(entry)
                 || *at != Millis(0) && now.mono.since(*at) >= self.life.config.reserve_ms
             {
@@ -124,7 +124,7 @@ impl Policy {
                 None => self.life.is_mine(*id),
             };
             if mine || is_late {
-                change.take.push((*id, entry.by, self.seed, e.seq));
+                change.take.push((*id, entry.by, self.own, e.seq));
             } else {
                 is_left = true;
             }

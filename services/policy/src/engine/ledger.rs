@@ -17,7 +17,7 @@ impl Policy {
         let now = self.life.now;
         let id = view.state.execution;
         if reread {
-            self.stepping.remove(&id);
+            self.verification.reread(id);
         }
         let writer = self.life.writer(view);
         self.life.hear_writer(writer);
@@ -35,7 +35,7 @@ impl Policy {
         if view.is_terminal() {
             self.life.note_starts(view, (writer, arrived));
             self.life.learn(view);
-            self.drop_kept(id);
+            self.verification.drop_kept(&mut self.life, id);
             self.note_end(id, view.state.phase.is);
             let part_of = view.state.spread.as_ref().and_then(|s| s.part_of);
             let end = view.end();
@@ -88,7 +88,8 @@ impl Policy {
         self.life.note_facts(view, stage, before.map(|(b, _)| b));
         self.note_suspect(id);
         self.note_spread(view);
-        self.note_claims(view);
+        let is_spread = self.spread.members.contains_key(&id);
+        self.verification.hear(&mut self.life, view, is_spread);
         self.note_sharing(view);
         self.schedule(id, stage, view);
         self.note_parking(view);
@@ -269,9 +270,7 @@ impl Policy {
 
     /// Removes an execution that has ended, or whose ledger never existed.
     pub(super) fn forget(&mut self, id: ExecutionId) {
-        self.checks.remove(&id);
-        self.stepping.remove(&id);
-        self.to_verify.remove(&id);
+        self.verification.forget(id);
         self.suspects.remove(&id);
         self.life.stop_waiting(id);
         self.forget_holds(id);

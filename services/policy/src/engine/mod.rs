@@ -57,7 +57,6 @@ mod tell;
 mod victims;
 mod why;
 
-use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 
 use fiec_schemas::{ExecutionId, InstanceId};
@@ -68,7 +67,7 @@ use crate::lifecycle::Lifecycle;
 use crate::reallocation::Reallocation;
 use crate::share::{self};
 use crate::time::{Millis, Now};
-use crate::verification::Check;
+use crate::verification::Verification;
 use crate::view::LedgerView;
 
 pub use action::{Action, Good};
@@ -90,23 +89,16 @@ pub struct Policy {
     pub(crate) reallocation: Reallocation,
     /// Ranges that several nodes compute.
     pub(crate) spread: crate::spread::Memory,
-    /// Executions with a comparison under way.
-    pub(crate) checks: BTreeMap<ExecutionId, Box<Check>>,
-    /// The subset of `checks` with something to do.
-    pub(crate) to_verify: BTreeSet<ExecutionId>,
-    /// Executions that are being stepped back, with the start time. A commit of the holder does not
-    /// end it.
-    pub(crate) stepping: BTreeMap<ExecutionId, Millis>,
+    /// Comparisons of what nodes compute.
+    pub(crate) verification: Verification,
     /// Live executions under which almost as many workers have ended as are allowed.
     pub(crate) suspects: BTreeSet<ExecutionId>,
     /// Reports on waiting executions.
     pub(crate) told: tell::Told,
-    /// Number of questions so far.
-    pub(crate) questions: u64,
     /// Reasons other than room that hold executions back.
     pub(crate) holds: Holds,
-    /// Seed for the choice of boundaries to compare, and this replica's name.
-    pub(crate) seed: InstanceId,
+    /// This replica's name.
+    pub(crate) own: InstanceId,
 }
 
 impl Policy {
@@ -118,14 +110,11 @@ impl Policy {
             realloc: crate::realloc::Memory::default(),
             reallocation: Reallocation::default(),
             spread: crate::spread::Memory::default(),
-            checks: BTreeMap::new(),
-            to_verify: BTreeSet::new(),
-            stepping: BTreeMap::new(),
+            verification: Verification::new(own),
             suspects: BTreeSet::new(),
             told: tell::Told::default(),
-            questions: 0,
             holds: Holds::default(),
-            seed: own,
+            own,
         }
     }
 
@@ -161,14 +150,21 @@ impl Policy {
                 node,
                 signed,
                 judged,
-            } => self.proof(&node, &signed, judged),
-            Input::Quarantine { node, quarantine } => self.quarantine(&node, quarantine),
-            Input::Verdict { verdict } => self.verdict(*verdict),
+            } => self
+                .verification
+                .proof(&mut self.life, &node, &signed, judged),
+            Input::Quarantine { node, quarantine } => {
+                self.verification
+                    .quarantine(&mut self.life, &node, quarantine)
+            }
+            Input::Verdict { verdict } => self.verification.verdict(&mut self.life, *verdict),
             Input::Recalled {
                 execution,
                 up_to,
                 named,
-            } => self.recalled(execution, (up_to, &named)),
+            } => self
+                .verification
+                .recalled(&mut self.life, execution, (up_to, &named)),
             Input::Vector { vector, age_ms } => self.vector(*vector, age_ms),
             Input::Probe { node, answered } => self.probed(&node, answered),
             Input::Holdings {
@@ -267,7 +263,7 @@ impl Policy {
         }
         for ix in self.life.cluster().keys() {
             self.look_at_node(ix);
-            self.look_at_trust(ix);
+            self.verification.look_at(&mut self.life, ix);
         }
         if !self.life.connected || now.mono < self.life.heal_until {
             return;
@@ -291,7 +287,7 @@ impl Policy {
         }
         self.reallocation
             .review(&mut self.life, |life| self.share.served(life));
-        self.verify_round();
+        self.verification.review(&mut self.life);
         self.tell_waiting();
     }
 

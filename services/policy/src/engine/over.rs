@@ -100,7 +100,7 @@ impl Policy {
         let entries = entries.filter_map(|entry| {
             let e = self.life.cluster().execution(entry.execution)?;
             let profile = self.life.cluster().profiles.get(e.profile);
-            let own = entry.by == self.seed;
+            let own = entry.by == self.own;
             if !own && gave_way(e) && !self.is_gone(entry) {
                 // The owner is about to free this reservation.
                 return None;
@@ -238,7 +238,7 @@ impl Policy {
         };
         let own = self.holds.tables.get(&tenant).is_some_and(|table| {
             let entry = table.entries.get(&id);
-            entry.is_some_and(|entry| entry.by == self.seed)
+            entry.is_some_and(|entry| entry.by == self.own)
         });
         if own && let Some(table) = self.holds.tables.get_mut(&tenant) {
             table.to_free.insert(id, now.mono);

@@ -58,7 +58,7 @@ impl Policy {
             return true;
         }
         let tenant = self.life.cluster().execution(id).map(|e| &e.tenant);
-        tenant.is_some_and(|tenant| self.holds.is_reserved(tenant, id, self.seed))
+        tenant.is_some_and(|tenant| self.holds.is_reserved(tenant, id, self.own))
     }
 
     /// The same, and queues the execution for a reservation if it is not admitted.
@@ -145,7 +145,7 @@ impl Policy {
             .copied()
             .collect();
         for (_, _, id) in queued {
-            if self.holds.is_reserved(tenant, id, self.seed) {
+            if self.holds.is_reserved(tenant, id, self.own) {
                 self.holds.dequeue(tenant, id);
                 self.holds.unplaced.insert(id, now.mono);
                 self.wait_if_pending(id);
@@ -194,7 +194,7 @@ impl Policy {
                 table.freeing.clear();
             }
             for (id, entry) in &table.entries {
-                let own = entry.by == self.seed;
+                let own = entry.by == self.own;
                 match self.life.cluster().execution(*id) {
                     // The execution may not be known here yet: look at its ledger.
                     None if !table.to_free.contains_key(id) => {
@@ -315,7 +315,7 @@ impl Policy {
                 continue;
             };
             // Its owner binds it, or another replica takes it over.
-            if entries.get(id).is_some_and(|entry| entry.by != self.seed) {
+            if entries.get(id).is_some_and(|entry| entry.by != self.own) {
                 others.push(*id);
                 continue;
             }
@@ -341,7 +341,7 @@ impl Policy {
             let mut foreign = false;
             for member in &set {
                 match entries.get(member) {
-                    Some(entry) if entry.by == self.seed => {}
+                    Some(entry) if entry.by == self.own => {}
                     Some(_) => foreign = true,
                     None => wanted.extend(self.reservation(*member)),
                 }

@@ -70,9 +70,7 @@ impl Policy {
                 summary += &format!("; it must be bound anew: {}", cause.in_words());
             }
         }
-        if let Some(check) = self.checks.get(&id) {
-            summary += &self.verification_in_words(check);
-        }
+        summary += &self.verification.in_words(&self.life, id);
         summary += &self.spread_in_words(id);
         let here = e.stage.node();
         let apart = self.apart_from(now, id);

@@ -234,7 +234,7 @@ impl Check {
 
     /// Handles the loss of σ at the start of the first claim: all waiting claims become one from
     /// the beginning on. With a share, they are skipped.
-    pub fn from_the_beginning(&mut self) {
+    pub fn begin_anew(&mut self) {
         if self.claims.front().is_none_or(|c| c.from.is_none()) {
             return;
         }
@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_before_the_first_message_seen_is_compared_from_the_beginning_and_blames_nobody() {
+    fn what_was_before_the_first_message_seen_is_compared_begin_anew_and_blames_nobody() {
         let mut check = Check::new(Verify::All, false);
         check.boundary(place(7), finding(7), NodeIx::made_up(0), || false);
         let claim = &check.claims[0];
@@ -592,7 +592,7 @@ mod tests {
                         at = good.as_ref().map_or(0, |p| p.index);
                         check.stepped_back(good);
                     }
-                    Step::Gone => check.from_the_beginning(),
+                    Step::Gone => check.begin_anew(),
                     _ => {}
                 }
                 let good = check.good.as_ref().map_or(0, |p| p.index);

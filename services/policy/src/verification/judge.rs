@@ -6,9 +6,11 @@ use fiec_schemas::substrate::HOST;
 use fiec_schemas::trust::{Proof, Verdict, VerifiedUpTo};
 use fiec_schemas::{Contract, Event, ExecutionId, Fault, NodeId, StatePlace};
 
-use crate::engine::{Action, Policy};
+use super::Verification;
+use super::claim::Claim;
+use crate::engine::Action;
+use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::{NodeIx, Stage};
-use crate::verification::Claim;
 
 /// Most verifiers that an event names.
 const VERIFIERS_LIMIT: usize = 16;
@@ -38,13 +40,13 @@ fn is_kept(place: &StatePlace) -> bool {
     place.seq.is_none()
 }
 
-impl Policy {
+impl Verification {
     /// Processes the result of a verifier.
-    pub(crate) fn verdict(&mut self, verdict: Verdict) {
-        let now = self.life.now;
+    pub fn verdict(&mut self, life: &mut Lifecycle, verdict: Verdict) {
+        let now = life.now;
         let id = verdict.execution;
-        let retry = self.life.config.verify_retry_ms;
-        let from = self.life.cluster().find(&verdict.node);
+        let retry = life.config.verify_retry_ms;
+        let from = life.cluster().find(&verdict.node);
         let Some(check) = self.checks.get_mut(&id) else {
             return;
         };
@@ -64,7 +66,7 @@ impl Policy {
             (None, Some(reason)) => {
                 check.failed(now.mono, retry, format!("{}: {reason}", verdict.node));
                 if verdict.gone {
-                    check.from_the_beginning();
+                    check.begin_anew();
                 }
                 return;
             }
@@ -83,12 +85,12 @@ impl Policy {
             (Some((_, other)), false) if *other == finding => Outcome::Wrong(verifier),
             (Some(_), false) => Outcome::Babel(verifier),
         };
-        self.decide(id, outcome);
+        self.decide(life, id, outcome);
     }
 
-    fn decide(&mut self, id: ExecutionId, outcome: Outcome) {
-        let now = self.life.now;
-        let retry = self.life.config.verify_retry_ms;
+    fn decide(&mut self, life: &mut Lifecycle, id: ExecutionId, outcome: Outcome) {
+        let now = life.now;
+        let retry = life.config.verify_retry_ms;
         let Some(check) = self.checks.get_mut(&id) else {
             return;
         };
@@ -102,7 +104,7 @@ impl Policy {
             .as_ref()
             .and_then(|t| t.other.as_ref())
             .map(|(ix, _)| *ix);
-        let name = |ix: NodeIx| self.life.cluster().node(ix).id.clone();
+        let name = |ix: NodeIx| life.cluster().node(ix).id.clone();
         let claimant = claim.node.map(name);
         let said = claimant
             .as_ref()
@@ -123,16 +125,16 @@ impl Policy {
         match outcome {
             Outcome::Agreed(by) => {
                 let names: Vec<_> = by.iter().map(|ix| name(*ix)).collect();
-                self.life.out.push(record(
+                life.out.push(record(
                     names,
                     VerificationOutcome::Agreed,
                     format!("{said} had computed the same"),
                 ));
-                self.confirm(id, &by);
+                self.confirm(life, id, &by);
             }
             Outcome::Slandered(slanderer, by) => {
                 let others: Vec<_> = claim.node.into_iter().chain([by]).collect();
-                let excuse = self.excuse(id, slanderer, &others);
+                let excuse = self.excuse(life, id, slanderer, &others);
                 let mut reason = format!(
                     "it computed {what} with other bits than {said} and {}",
                     name(by)
@@ -142,22 +144,22 @@ impl Policy {
                     None => VerificationOutcome::VerifierCorrupt,
                     Some(_) => VerificationOutcome::Undecided,
                 };
-                self.life.out.push(record(
+                life.out.push(record(
                     vec![name(slanderer), name(by)],
                     outcome,
                     format!("{}: {reason}", name(slanderer)),
                 ));
-                self.confirm(id, &[by]);
+                self.confirm(life, id, &[by]);
                 match excuse {
-                    None => self.convict(slanderer, reason),
-                    Some(_) => self.life.ask_for_proof(slanderer),
+                    None => self.convict(life, slanderer, reason),
+                    Some(_) => life.ask_for_proof(slanderer),
                 }
             }
             Outcome::Wrong(by) => {
                 let by: Vec<_> = first.into_iter().chain([by]).collect();
                 let names: Vec<_> = by.iter().map(|ix| name(*ix)).collect();
                 let words: Vec<_> = names.iter().map(|n| n.as_str()).collect();
-                let excuse = claim.node.and_then(|node| self.excuse(id, node, &by));
+                let excuse = claim.node.and_then(|node| self.excuse(life, id, node, &by));
                 let mut reason = format!(
                     "it computed {what} with other bits than {}",
                     words.join(" and ")
@@ -167,19 +169,18 @@ impl Policy {
                     None => VerificationOutcome::NodeCorrupt,
                     Some(_) => VerificationOutcome::Undecided,
                 };
-                self.life
-                    .out
+                life.out
                     .push(record(names, outcome, format!("{said}: {reason}")));
-                self.go_back(id, claim.node, reason.clone());
+                self.go_back(life, id, claim.node, reason.clone());
                 match (claim.node, excuse) {
-                    (Some(node), None) => self.convict(node, reason),
-                    (Some(node), Some(_)) => self.life.ask_for_proof(node),
+                    (Some(node), None) => self.convict(life, node, reason),
+                    (Some(node), Some(_)) => life.ask_for_proof(node),
                     (None, _) => {}
                 }
             }
             Outcome::Undecided => {
                 let names: Vec<_> = first.into_iter().map(name).collect();
-                self.life.out.push(record(
+                life.out.push(record(
                     names,
                     VerificationOutcome::Undecided,
                     format!("{said} had computed other bits"),
@@ -191,12 +192,12 @@ impl Policy {
                     "the ledger shows no more which outputs {what} have named, so they are \
                      computed anew"
                 );
-                self.life.out.push(record(
+                life.out.push(record(
                     vec![name(by)],
                     VerificationOutcome::Undecided,
                     reason.clone(),
                 ));
-                self.go_back(id, None, reason);
+                self.go_back(life, id, None, reason);
             }
             Outcome::Babel(by) => {
                 let others: Vec<_> = first.into_iter().chain([by]).collect();
@@ -205,20 +206,19 @@ impl Policy {
                     "{what} have three different ends; all were asked for proofs. If their canaries \
                      pass, the bits of the program depend on the node: `fiec check` tells where"
                 );
-                self.life
-                    .out
+                life.out
                     .push(record(names, VerificationOutcome::Undecided, note.clone()));
                 check.trial = None;
                 check.failed(now.mono, retry, note);
                 check.babels = check.babels.saturating_add(1);
                 for ix in claim.node.into_iter().chain(others) {
-                    self.life.ask_for_proof(ix);
+                    life.ask_for_proof(ix);
                 }
             }
         }
     }
 
-    fn confirm(&mut self, id: ExecutionId, by: &[NodeIx]) {
+    fn confirm(&mut self, life: &mut Lifecycle, id: ExecutionId, by: &[NodeIx]) {
         let Some(check) = self.checks.get_mut(&id) else {
             return;
         };
@@ -233,7 +233,7 @@ impl Policy {
             let by = check
                 .by
                 .iter()
-                .map(|ix| self.life.cluster().node(*ix).id.clone());
+                .map(|ix| life.cluster().node(*ix).id.clone());
             let up_to = VerifiedUpTo {
                 v: 1,
                 by: by.take(VERIFIERS_LIMIT).collect(),
@@ -241,22 +241,21 @@ impl Policy {
                 good,
             };
             let drop = old.filter(|digest| *digest != up_to.good.digest);
-            self.life.out.push(Action::Verified {
+            life.out.push(Action::Verified {
                 execution: id,
                 up_to,
                 drop,
             });
         }
         if done {
-            self.finish(id);
+            self.finish(life, id);
         }
     }
 
     /// Ends an execution that nobody can compute twice with the same bits, once everything of it was
     /// computed. While it computes, its nodes may yet be found to be at fault.
-    pub(crate) fn gives_up_comparing(&mut self, id: ExecutionId) -> bool {
-        let (Some(check), Some(e)) = (self.checks.get(&id), self.life.cluster().execution(id))
-        else {
+    pub(super) fn gives_up_comparing(&mut self, life: &mut Lifecycle, id: ExecutionId) -> bool {
+        let (Some(check), Some(e)) = (self.checks.get(&id), life.cluster().execution(id)) else {
             return false;
         };
         if check.babels < BABELS_LIMIT || e.stage != Stage::Verifying || e.is_appending() {
@@ -275,17 +274,17 @@ impl Policy {
             stderr: String::new(),
             fault: Some(Box::new(Fault::WrongAnswer)),
         };
-        self.life.end_with(id, failed);
-        self.drop_kept(id);
+        life.end_with(id, failed);
+        self.drop_kept(life, id);
         true
     }
 
     /// Removes the kept σ: the execution has ended, or ends with the next append, and is not
     /// stepped back any more.
-    pub(crate) fn drop_kept(&mut self, id: ExecutionId) {
+    pub fn drop_kept(&mut self, life: &mut Lifecycle, id: ExecutionId) {
         let good = self.checks.get(&id).and_then(|check| check.good.as_ref());
         if let Some(good) = good.filter(|place| is_kept(place)) {
-            self.life.out.push(Action::DropKept {
+            life.out.push(Action::DropKept {
                 execution: id,
                 digest: good.digest,
             });
@@ -293,8 +292,7 @@ impl Policy {
     }
 
     /// Appends `verified` and `completed` once everything of an execution is verified.
-    pub(crate) fn finish(&mut self, id: ExecutionId) {
-        let _now = self.life.now;
+    pub(super) fn finish(&mut self, life: &mut Lifecycle, id: ExecutionId) {
         let Some(check) = self.checks.get(&id) else {
             return;
         };
@@ -302,42 +300,54 @@ impl Policy {
             return;
         };
         let (by, segments) = (check.by.clone(), check.segments);
-        let by = by.iter().map(|ix| self.life.cluster().node(*ix).id.clone());
+        let by = by.iter().map(|ix| life.cluster().node(*ix).id.clone());
         let verified = Event::Verified {
             by: by.take(VERIFIERS_LIMIT).collect(),
             segments,
         };
-        let Some(e) = self.life.cluster().execution(id) else {
+        let Some(e) = life.cluster().execution(id) else {
             return;
         };
         // An append in flight settles first; a later tick tries again.
         if e.is_appending() || e.stage != Stage::Verifying {
             return;
         }
-        self.life.wait_anew(id);
-        self.life.append(id, vec![verified, completed]);
-        self.drop_kept(id);
+        life.wait_anew(id);
+        life.append(id, vec![verified, completed]);
+        self.drop_kept(life, id);
     }
 
-    fn go_back(&mut self, id: ExecutionId, culprit: Option<NodeIx>, reason: String) {
-        let now = self.life.now;
-        let retry = self.life.config.verify_retry_ms;
+    fn go_back(
+        &mut self,
+        life: &mut Lifecycle,
+        id: ExecutionId,
+        culprit: Option<NodeIx>,
+        reason: String,
+    ) {
+        let now = life.now;
+        let retry = life.config.verify_retry_ms;
         if let Some(check) = self.checks.get_mut(&id) {
             check.must_step_back = Some((culprit, reason.clone()));
             check.retry_at = now.mono.plus(retry);
         }
-        self.step_back(id, culprit, reason);
+        self.step_back(life, id, culprit, reason);
     }
 
     /// Why a node that is alone with its bits is not to blame, if it may be the program: none of the
     /// nodes that agree has as many processors, and the program is a package, whose threads may follow
     /// them. Built-in programs have the same bits on any number.
-    fn excuse(&self, id: ExecutionId, alone: NodeIx, agreed: &[NodeIx]) -> Option<String> {
-        let profile = self.life.cluster().execution(id)?.profile;
-        if is_built_in(&self.life.cluster().profiles.get(profile)?.program) {
+    fn excuse(
+        &self,
+        life: &Lifecycle,
+        id: ExecutionId,
+        alone: NodeIx,
+        agreed: &[NodeIx],
+    ) -> Option<String> {
+        let profile = life.cluster().execution(id)?.profile;
+        if is_built_in(&life.cluster().profiles.get(profile)?.program) {
             return None;
         }
-        let cpus = |ix: NodeIx| Some(self.life.cluster().node(ix).descriptor.as_ref()?.cpus);
+        let cpus = |ix: NodeIx| Some(life.cluster().node(ix).descriptor.as_ref()?.cpus);
         let own = cpus(alone);
         let is_like = |ix: &NodeIx| own.is_some() && cpus(*ix) == own;
         (!agreed.iter().any(is_like)).then(|| {
@@ -348,8 +358,8 @@ impl Policy {
     }
 
     /// Uses a node's new proof to decide between two nodes that disagree when no third one can.
-    pub(crate) fn proof_tells(&mut self, ix: NodeIx, proof: &Proof) {
-        let now = self.life.now;
+    pub(super) fn proof_tells(&mut self, life: &mut Lifecycle, ix: NodeIx, proof: &Proof) {
+        let now = life.now;
         // Claims are recomputed on the host, so only the host's canary counts. A device that broke
         // the contract has lost it already.
         let broken = |r: &&fiec_schemas::trust::Proved| {
@@ -359,7 +369,7 @@ impl Policy {
             return;
         };
         let reason = broken.detail.clone();
-        for id in self.to_verify.iter().copied().collect::<Vec<_>>() {
+        for id in self.open.iter().copied().collect::<Vec<_>>() {
             let Some(check) = self.checks.get_mut(&id) else {
                 continue;
             };
@@ -373,12 +383,12 @@ impl Policy {
                 continue;
             }
             if claim.node == Some(ix) {
-                self.go_back(id, Some(ix), reason.clone());
-                self.convict(ix, reason.clone());
+                self.go_back(life, id, Some(ix), reason.clone());
+                self.convict(life, ix, reason.clone());
             } else if verifier == ix {
                 check.trial = None;
                 check.retry_at = now.mono;
-                self.convict(ix, reason.clone());
+                self.convict(life, ix, reason.clone());
             }
         }
     }

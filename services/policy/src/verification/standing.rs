@@ -9,7 +9,9 @@ use fiec_schemas::substrate::HOST;
 use fiec_schemas::trust::{Quarantine, SignedProof};
 use fiec_schemas::{Cause, Contract, ExecutionId, NodeDescriptor, NodeId};
 
-use crate::engine::{Action, Good, Judged, Policy};
+use super::Verification;
+use crate::engine::{Action, Good, Judged};
+use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::places::Claim;
 use crate::lifecycle::cluster::{Node, NodeIx, Stage};
 use crate::time::Now;
@@ -21,7 +23,7 @@ const YOUNG_US: i64 = 600_000_000;
 const STEPPING_MS: u64 = 10_000;
 
 /// A node's standing with each contract on each substrate.
-pub(crate) fn standings(node: &Node, d: &NodeDescriptor, now: Now) -> Vec<ContractStanding> {
+pub fn standings(node: &Node, d: &NodeDescriptor, now: Now) -> Vec<ContractStanding> {
     let mut all = Vec::new();
     for substrate in &d.substrates {
         for contract in [Contract::Bitwise, Contract::Bounded] {
@@ -37,64 +39,65 @@ pub(crate) fn standings(node: &Node, d: &NodeDescriptor, now: Now) -> Vec<Contra
     all
 }
 
-impl Policy {
+impl Verification {
     /// Stores a node's proof, with the result of the signature check.
-    pub(crate) fn proof(&mut self, name: &NodeId, signed: &SignedProof, judged: Judged) {
-        let now = self.life.now;
+    pub fn proof(
+        &mut self,
+        life: &mut Lifecycle,
+        name: &NodeId,
+        signed: &SignedProof,
+        judged: Judged,
+    ) {
+        let now = life.now;
         let (proof, refused) = match judged {
             Judged::Counts(proof) => (Some(Arc::new(proof)), None),
             Judged::Not(reason) => (None, Some(reason)),
         };
-        let Some(ix) = self.life.set_proof(name, proof.clone(), refused.clone()) else {
+        let Some(ix) = life.set_proof(name, proof.clone(), refused.clone()) else {
             return;
         };
         let young = proof
             .as_ref()
             .is_some_and(|p| now.wall.micros() - p.at.micros() < YOUNG_US);
-        if (self.life.loaded || young) && self.life.speaks_for(name) {
-            self.life.out.push(Action::record(Record::Proof {
+        if (life.loaded || young) && life.speaks_for(name) {
+            life.out.push(Action::record(Record::Proof {
                 proof: Box::new(signed.clone()),
                 refused,
                 at: now.wall,
             }));
         }
         if let Some(proof) = proof {
-            self.life.take_broken(ix);
-            self.proof_tells(ix, &proof);
+            life.take_broken(ix);
+            self.proof_tells(life, ix, &proof);
         }
     }
 
     /// Stores the contracts that a node has lost.
-    pub(crate) fn quarantine(&mut self, name: &NodeId, quarantine: Quarantine) {
-        if let Some(ix) = self.life.set_quarantine(name, quarantine) {
-            self.take_away(ix);
+    pub fn quarantine(&mut self, life: &mut Lifecycle, name: &NodeId, quarantine: Quarantine) {
+        if let Some(ix) = life.set_quarantine(name, quarantine) {
+            self.take_away(life, ix);
         }
     }
 
     /// Takes a contract away from a node with a refuted result. The loss counts here at once.
-    pub(crate) fn convict(&mut self, ix: NodeIx, reason: String) {
-        self.life.set_convicted(ix, reason);
-        self.take_away(ix);
+    pub(super) fn convict(&mut self, life: &mut Lifecycle, ix: NodeIx, reason: String) {
+        life.set_convicted(ix, reason);
+        self.take_away(life, ix);
     }
 
     /// Moves executions away from a node that has lost their contract.
-    pub(crate) fn take_away(&mut self, ix: NodeIx) {
-        let node = self.life.cluster().node(ix);
+    fn take_away(&mut self, life: &mut Lifecycle, ix: NodeIx) {
+        let node = life.cluster().node(ix);
         if node.trust.quarantine.entries.is_empty() || node.holds.is_empty() {
             return;
         }
         let held: Vec<ExecutionId> = node.holds.iter().copied().collect();
         for id in held {
-            let Some(e) = self.life.cluster().execution(id) else {
+            let Some(e) = life.cluster().execution(id) else {
                 continue;
             };
-            let contract = self
-                .life
-                .cluster()
-                .profiles
-                .get(e.profile)
-                .map(|p| p.contract);
-            let node = self.life.cluster().node(ix);
+            let contract = life.cluster().profiles.get(e.profile).map(|p| p.contract);
+            let node = life.cluster().node(ix);
             let place = match e.claim {
                 Claim::Device { device, .. } => node.devices.get(device).map_or(HOST, |d| &*d.id),
                 _ => HOST,
@@ -103,25 +106,31 @@ impl Policy {
             let Some(entry) = contract.and_then(|c| quarantine.at(c, place)) else {
                 continue;
             };
-            if !self.life.is_mine(id) {
+            if !life.is_mine(id) {
                 continue;
             }
             let reason = entry.reason.clone();
-            self.step_back(id, Some(ix), reason);
+            self.step_back(life, id, Some(ix), reason);
         }
     }
 
     /// Steps an execution back to the last boundary known to be good.
-    pub(crate) fn step_back(&mut self, id: ExecutionId, culprit: Option<NodeIx>, reason: String) {
-        let now = self.life.now;
+    pub(super) fn step_back(
+        &mut self,
+        life: &mut Lifecycle,
+        id: ExecutionId,
+        culprit: Option<NodeIx>,
+        reason: String,
+    ) {
+        let now = life.now;
         let good = match self.checks.get(&id) {
             Some(check) if check.mode == fiec_schemas::trust::Verify::All => {
                 Good::Known(check.good.clone())
             }
             _ => Good::BeforeTheCulprit,
         };
-        let node = culprit.map(|ix| self.life.cluster().node(ix).id.clone());
-        let Some(e) = self.life.cluster().execution(id) else {
+        let node = culprit.map(|ix| life.cluster().node(ix).id.clone());
+        let Some(e) = life.cluster().execution(id) else {
             return;
         };
         if self
@@ -133,14 +142,14 @@ impl Policy {
         }
         let waits = matches!(e.stage, Stage::Pending);
         self.stepping.insert(id, now.mono);
-        let Some(tenant) = self.life.begin_append(id) else {
+        let Some(tenant) = life.begin_append(id) else {
             return;
         };
         // The execution is not bound before the step is in the ledger.
         if waits {
-            self.life.stop_waiting(id);
+            life.stop_waiting(id);
         }
-        self.life.out.push(Action::StepBack {
+        life.out.push(Action::StepBack {
             execution: id,
             tenant,
             cause: Cause::Corrupt {
@@ -153,13 +162,13 @@ impl Policy {
     }
 
     /// Repeats on each tick what could not be done at once.
-    pub(crate) fn look_at_trust(&mut self, ix: NodeIx) {
-        if !self.life.connected {
+    pub fn look_at(&mut self, life: &mut Lifecycle, ix: NodeIx) {
+        if !life.connected {
             return;
         }
-        let node = self.life.cluster().node(ix);
+        let node = life.cluster().node(ix);
         if !node.trust.quarantine.entries.is_empty() && !node.holds.is_empty() {
-            self.take_away(ix);
+            self.take_away(life, ix);
         }
     }
 }
