@@ -22,7 +22,7 @@ mod lifecycle;
 pub mod realloc;
 mod reallocation;
 pub mod share;
-pub mod spread;
+mod spreading;
 pub mod time;
 pub mod verification;
 pub mod view;

@@ -12,7 +12,7 @@ const REVIEW_MS: u64 = 60_000;
 impl Policy {
     /// Has the broker forget absent nodes. Each replica forgets a node itself once its descriptor is
     /// deleted.
-    pub(super) fn look_at_absent(&mut self) {
+    pub(crate) fn look_at_absent(&mut self) {
         let now = self.life.now;
         if now.mono.since(self.life.absent_looked) < REVIEW_MS.min(self.life.config.forget_ms) {
             return;

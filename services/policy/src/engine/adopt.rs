@@ -10,7 +10,7 @@ use crate::lifecycle::cluster::{Execution, Stage};
 
 impl Policy {
     /// The part of its tenant's limits that an execution uses.
-    pub(super) fn reservation(&self, id: ExecutionId) -> Option<Reservation> {
+    pub(crate) fn reservation(&self, id: ExecutionId) -> Option<Reservation> {
         let e = self.life.cluster().execution(id)?;
         let needs = self
             .life
@@ -56,7 +56,7 @@ impl Policy {
     }
 
     /// True if a tenant's reservations may not match what it runs.
-    pub(super) fn is_behind(&self, tenant: &Tenant, quota: &Quota) -> bool {
+    pub(crate) fn is_behind(&self, tenant: &Tenant, quota: &Quota) -> bool {
         let tenants = &self.life.cluster().tenants;
         let held = tenants.find(tenant).map_or(0, |ix| tenants.held(ix)) as usize;
         match self.holds.tables.get(tenant) {
@@ -96,7 +96,7 @@ impl Policy {
 
     /// Reserves for executions that run without a reservation, because their tenant got limits
     /// later.
-    pub(super) fn plan_adopting(&mut self, tenant: &Tenant, change: &mut Change) {
+    pub(crate) fn plan_adopting(&mut self, tenant: &Tenant, change: &mut Change) {
         let limits = self.holds.limits(tenant);
         let Some(table) = self.holds.tables.get_mut(tenant) else {
             return;

@@ -8,7 +8,7 @@ use crate::lifecycle::transitions::Settled;
 
 impl Policy {
     /// Handles a stored append of this service.
-    pub(super) fn appended(&mut self, id: ExecutionId, seq: Sequence, epoch: u64, phase: &Phase) {
+    pub(crate) fn appended(&mut self, id: ExecutionId, seq: Sequence, epoch: u64, phase: &Phase) {
         let now = self.life.now;
         // The feed may have been faster: a newer message is known, or the execution has ended.
         let Some(e) = self.life.cluster().execution(id) else {

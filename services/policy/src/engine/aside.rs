@@ -32,7 +32,7 @@ const RIPE_MS: f64 = 1_000.0;
 
 /// An execution that is preempted, and for which one.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct GivesWay {
+pub(crate) struct GivesWay {
     /// The preempted execution.
     pub id: ExecutionId,
     /// The node that holds it.
@@ -51,7 +51,7 @@ fn waited_ms(now: Now, e: &Execution) -> u64 {
 
 impl Policy {
     /// Orders a park if the pause keeps memory, otherwise a yield without a destination.
-    pub(super) fn set_aside(&mut self, gives: GivesWay, cause: Cause) {
+    pub(crate) fn set_aside(&mut self, gives: GivesWay, cause: Cause) {
         let kept = self.kept_of(gives);
         let Cause::Preempted { rule, by, reason } = cause else {
             return self.life.order_yield(gives.id, cause);
@@ -95,7 +95,7 @@ impl Policy {
 
     /// Bytes of a node's memory that an execution counts for: its request, or else the node's share
     /// of a slot, which a worker grants.
-    pub(super) fn memory_at(
+    pub(crate) fn memory_at(
         &self,
         profile: crate::lifecycle::cluster::profile::ProfileIx,
         node: NodeIx,
@@ -106,7 +106,7 @@ impl Policy {
     }
 
     /// True if the execution can go on where it is parked. `gone`: as if this claim were free.
-    pub(super) fn fits_back(&self, id: ExecutionId, gone: Option<Claim>) -> bool {
+    pub(crate) fn fits_back(&self, id: ExecutionId, gone: Option<Claim>) -> bool {
         let now = self.life.now;
         let Some(e) = self.life.cluster().execution(id) else {
             return false;
@@ -135,7 +135,7 @@ impl Policy {
     }
 
     /// Like [`Policy::fits_back`], and also respects the places that are reserved for a gang.
-    pub(super) fn goes_on_here(
+    pub(crate) fn goes_on_here(
         &self,
         id: ExecutionId,
         gone: Option<Claim>,
@@ -156,7 +156,7 @@ impl Policy {
     }
 
     /// Resumes a preempted execution whose turn has come: where it is parked, or elsewhere.
-    pub(super) fn resume_aside(&mut self, id: ExecutionId) -> Placed {
+    pub(crate) fn resume_aside(&mut self, id: ExecutionId) -> Placed {
         let now = self.life.now;
         let Some(e) = self.life.cluster().execution(id) else {
             return Placed::Moot;
@@ -224,7 +224,7 @@ impl Policy {
     }
 
     /// Reviews one parked, preempted execution.
-    pub(super) fn look_at_aside(&mut self, id: ExecutionId, ix: NodeIx) {
+    pub(crate) fn look_at_aside(&mut self, id: ExecutionId, ix: NodeIx) {
         let now = self.life.now;
         let Some(e) = self.life.cluster().execution(id) else {
             return;

@@ -16,7 +16,7 @@ use crate::time::{Millis, Now};
 
 /// Result of an attempt to bind an execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Placed {
+pub(crate) enum Placed {
     /// An append is in flight.
     Yes,
     /// No node can take it.
@@ -139,7 +139,7 @@ impl Policy {
         Submitted::Append(events)
     }
 
-    pub(super) fn bind_waiting(&mut self, id: ExecutionId) -> Placed {
+    pub(crate) fn bind_waiting(&mut self, id: ExecutionId) -> Placed {
         let now = self.life.now;
         let Some(e) = self.life.cluster().execution(id) else {
             return Placed::Moot;
@@ -174,7 +174,7 @@ impl Policy {
     }
 
     /// Binds an execution by an append of this service.
-    pub(super) fn rebind(
+    pub(crate) fn rebind(
         &mut self,
         id: ExecutionId,
         cause: Cause,
@@ -231,7 +231,7 @@ impl Policy {
         Placed::Yes
     }
 
-    pub(super) fn append_bound(
+    pub(crate) fn append_bound(
         &mut self,
         id: ExecutionId,
         choice: Choice,
@@ -272,7 +272,7 @@ impl Policy {
         });
     }
 
-    pub(super) fn look_at_execution(&mut self, id: ExecutionId) {
+    pub(crate) fn look_at_execution(&mut self, id: ExecutionId) {
         let now = self.life.now;
         let Some(e) = self.life.cluster().execution(id) else {
             return;

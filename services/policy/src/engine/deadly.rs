@@ -18,7 +18,7 @@ fn deaths(e: &Execution) -> usize {
 
 impl Policy {
     /// Notes whether an execution is a suspect, from what its ledger says.
-    pub(super) fn note_suspect(&mut self, id: ExecutionId) {
+    pub(crate) fn note_suspect(&mut self, id: ExecutionId) {
         let deaths = self.life.cluster().execution(id).map_or(0, deaths);
         self.suspect_after(id, deaths);
     }
@@ -33,7 +33,7 @@ impl Policy {
     }
 
     /// The nodes where other suspects are, for a suspect. Those that are lost there are no more.
-    pub(super) fn apart_from(&self, now: Now, id: ExecutionId) -> Vec<NodeIx> {
+    pub(crate) fn apart_from(&self, now: Now, id: ExecutionId) -> Vec<NodeIx> {
         if !self.suspects.contains(&id) {
             return Vec::new();
         }
@@ -45,7 +45,7 @@ impl Policy {
 
     /// Holds an execution instead of binding it again if too many workers have ended while they
     /// computed it. Returns true if it does.
-    pub(super) fn hold_if_deadly(&mut self, id: ExecutionId, cause: &Cause) -> bool {
+    pub(crate) fn hold_if_deadly(&mut self, id: ExecutionId, cause: &Cause) -> bool {
         let limit = self.life.config.deadly_workers as usize;
         let Some(e) = self.life.cluster().execution(id) else {
             return false;

@@ -15,7 +15,7 @@ use crate::time::Millis;
 
 impl Policy {
     /// Queues an execution for a binding.
-    pub(super) fn wait(&mut self, id: ExecutionId) {
+    pub(crate) fn wait(&mut self, id: ExecutionId) {
         let now = self.life.now;
         if !self.may_wait(id) {
             return;
@@ -32,7 +32,7 @@ impl Policy {
 
     /// Binds waiting executions in order, as far as there is room. If the only change is a new
     /// waiting execution, those that found no place before are not tried again.
-    pub(super) fn fill(&mut self) {
+    pub(crate) fn fill(&mut self) {
         let now = self.life.now;
         if self.life.cluster().changed.places {
             self.share.sweep = Sweep::default();
@@ -115,7 +115,7 @@ impl Policy {
     }
 
     /// Until when a preempted execution leaves its place to the execution that took it.
-    pub(super) fn steps_back_for(&self, e: &Execution) -> Option<Millis> {
+    pub(crate) fn steps_back_for(&self, e: &Execution) -> Option<Millis> {
         let now = self.life.now;
         let extra = e.extra.as_ref()?;
         let (cause, since) = match (e.stage, e.parked()) {

@@ -26,7 +26,7 @@ const TRIES: usize = 4;
 
 impl Policy {
     /// Chooses the leading gang, and whether free places are reserved for it.
-    pub(super) fn look_at_first(&mut self) {
+    pub(crate) fn look_at_first(&mut self) {
         let now = self.life.now;
         if self.holds.gangs.is_empty() {
             self.drop_first();
@@ -164,7 +164,7 @@ impl Policy {
     }
 
     /// An execution was preempted for a member: the gang is tried again at once.
-    pub(super) fn hurry_gang(&mut self, id: ExecutionId) {
+    pub(crate) fn hurry_gang(&mut self, id: ExecutionId) {
         let Some(first) = self.holds.first.as_mut() else {
             return;
         };
@@ -181,13 +181,13 @@ impl Policy {
     }
 
     /// True for a member of the leading gang.
-    pub(super) fn is_first(&self, id: ExecutionId) -> bool {
+    pub(crate) fn is_first(&self, id: ExecutionId) -> bool {
         let first = self.holds.first.as_ref();
         first.is_some_and(|first| first.members.contains(&id))
     }
 
     /// The places that are reserved for a gang with an earlier turn than this execution.
-    pub(super) fn kept_from(&self, id: ExecutionId) -> Option<Arc<KeptPlaces>> {
+    pub(crate) fn kept_from(&self, id: ExecutionId) -> Option<Arc<KeptPlaces>> {
         let first = self.holds.first.as_ref().filter(|first| first.keeps)?;
         let e = self.life.cluster().execution(id)?;
         let waits = e.stage == Stage::Pending || e.is_aside();
@@ -205,7 +205,7 @@ impl Policy {
     }
 
     /// The same for an execution that is just being submitted.
-    pub(super) fn kept_from_new(
+    pub(crate) fn kept_from_new(
         &self,
         id: ExecutionId,
         tenant: &Tenant,
@@ -256,7 +256,7 @@ impl Policy {
     }
 
     /// Preempts executions for the leading gang: one for each missing place, or none at all.
-    pub(super) fn preempt_for_gang(&mut self, victims: &mut Vec<Victim>) {
+    pub(crate) fn preempt_for_gang(&mut self, victims: &mut Vec<Victim>) {
         let now = self.life.now;
         let Some(first) = self.holds.first.as_deref() else {
             return;
@@ -331,7 +331,7 @@ impl Policy {
     }
 
     /// Explains why a waiting execution is not bound although there may be room.
-    pub(super) fn kept_in_words(&self, now: Now, id: ExecutionId) -> Option<String> {
+    pub(crate) fn kept_in_words(&self, now: Now, id: ExecutionId) -> Option<String> {
         self.kept_from(id)?;
         let first = self.holds.first.as_ref()?;
         #[expect(clippy::cast_precision_loss, reason = "a time below 2^52")]

@@ -21,7 +21,7 @@ fn may_be_bound(e: &Execution, entry: &Reservation) -> bool {
 
 impl Policy {
     /// An execution has ended: its reservation is freed, by the owner at once.
-    pub(super) fn free_soon(&mut self, tenant: &Tenant, id: ExecutionId) {
+    pub(crate) fn free_soon(&mut self, tenant: &Tenant, id: ExecutionId) {
         if let Some(table) = self.holds.tables.get_mut(tenant)
             && table.entries.contains_key(&id)
         {
@@ -31,7 +31,7 @@ impl Policy {
     }
 
     /// Result of a look at the ledger of a reservation's execution.
-    pub(super) fn orphan_seen(&mut self, id: ExecutionId, seen: Seen) {
+    pub(crate) fn orphan_seen(&mut self, id: ExecutionId, seen: Seen) {
         let now = self.life.now;
         if seen == Seen::Lives || self.life.knows(id) {
             return;
@@ -45,7 +45,7 @@ impl Policy {
     }
 
     /// Frees what is due. What was taken over is fenced first.
-    pub(super) fn plan_freeing(&mut self, tenant: &Tenant, change: &mut Change) {
+    pub(crate) fn plan_freeing(&mut self, tenant: &Tenant, change: &mut Change) {
         let now = self.life.now;
         let Some(table) = self.holds.tables.get(tenant) else {
             return;
@@ -96,7 +96,7 @@ impl Policy {
 
     /// True for a reservation whose owner is gone. Shortly after this replica's start it is false:
     /// the owner may not have been heard yet.
-    pub(super) fn is_gone(&self, entry: &Reservation) -> bool {
+    pub(crate) fn is_gone(&self, entry: &Reservation) -> bool {
         let now = self.life.now;
         let young = now.mono.since(self.holds.began) < 2 * self.life.config.replica_ms;
         !young && !self.life.replicas.is_present(entry.by)
@@ -104,7 +104,7 @@ impl Policy {
 
     /// Takes over a gone owner's reservations for live executions. If the preferred replica does
     /// not, this one does after a grace period.
-    pub(super) fn plan_taking(&mut self, tenant: &Tenant, change: &mut Change) {
+    pub(crate) fn plan_taking(&mut self, tenant: &Tenant, change: &mut Change) {
         let now = self.life.now;
         let Some(table) = self.holds.tables.get(tenant) else {
             return;

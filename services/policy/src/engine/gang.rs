@@ -27,7 +27,7 @@ const AGAIN_MS: u64 = 500;
 
 impl Policy {
     /// True if this replica places gangs.
-    pub(super) fn places_gangs(&self) -> bool {
+    pub(crate) fn places_gangs(&self) -> bool {
         self.life.replicas.prefers_self(PLACER)
     }
 
@@ -38,7 +38,7 @@ impl Policy {
     }
 
     /// True for a member that is bound on its own because its gang has begun.
-    pub(super) fn is_alone(&self, id: ExecutionId) -> bool {
+    pub(crate) fn is_alone(&self, id: ExecutionId) -> bool {
         let Some(gang) = self.gang_of(id).and_then(|key| self.holds.gangs.get(&key)) else {
             return true;
         };
@@ -63,7 +63,7 @@ impl Policy {
         gang.begun.is_none() && !gang.sent && !self.is_alone(id)
     }
 
-    pub(super) fn leave_gang(
+    pub(crate) fn leave_gang(
         &mut self,
         key: GangKey,
         member: (Timestamp, ExecutionId),
@@ -86,7 +86,7 @@ impl Policy {
     }
 
     /// Notes that a member was bound, has started, or waits again.
-    pub(super) fn note_gang(&mut self, id: ExecutionId) {
+    pub(crate) fn note_gang(&mut self, id: ExecutionId) {
         let now = self.life.now;
         if self.holds.gangs.is_empty() {
             return;
@@ -110,7 +110,7 @@ impl Policy {
         }
     }
 
-    pub(super) fn gang_in_words(&self, tenant: &Tenant, gang: &Gang) -> String {
+    pub(crate) fn gang_in_words(&self, tenant: &Tenant, gang: &Gang) -> String {
         let key = (tenant.clone(), gang.name.clone());
         let Some(together) = self.holds.gangs.get(&key) else {
             return format!("it waits for its gang {}", gang.name);
@@ -154,14 +154,14 @@ impl Policy {
     }
 
     /// True for a pending member whose dependencies have ended.
-    pub(super) fn is_ready(&self, id: ExecutionId) -> bool {
+    pub(crate) fn is_ready(&self, id: ExecutionId) -> bool {
         let held = self.holds.held.get(&id);
         let free = held.is_some_and(|h| h.after.is_empty() && h.fails.is_none());
         let e = self.life.cluster().execution(id);
         free && e.is_some_and(|e| e.stage == Stage::Pending && !e.is_appending())
     }
 
-    pub(super) fn act_on_gangs(&mut self) {
+    pub(crate) fn act_on_gangs(&mut self) {
         for key in std::mem::take(&mut self.holds.gangs_due) {
             if self.act_on_gang(&key) {
                 self.holds.gangs_due.insert(key);
@@ -286,7 +286,7 @@ impl Policy {
 
     /// Handles a bound member of a gang that is not fully bound: reviews it again, and gives it
     /// back after a timeout. Returns false if the gang is fully bound.
-    pub(super) fn wait_for_gang(&mut self, id: ExecutionId) -> bool {
+    pub(crate) fn wait_for_gang(&mut self, id: ExecutionId) -> bool {
         let now = self.life.now;
         let Some(key) = self.gang_of(id) else {
             return false;

@@ -15,7 +15,7 @@ const LOOKS: usize = 256;
 impl Policy {
     /// Stores the holds of a new execution. `bound`: it was bound before, so its dependencies have
     /// ended.
-    pub(super) fn take_holds(
+    pub(crate) fn take_holds(
         &mut self,
         id: ExecutionId,
         tenant: &Tenant,
@@ -62,7 +62,7 @@ impl Policy {
     }
 
     /// True for a new execution that must not be bound by its first message.
-    pub(super) fn begins_held(&self, tenant: &Tenant, spec: Option<&HoldSpec>) -> bool {
+    pub(crate) fn begins_held(&self, tenant: &Tenant, spec: Option<&HoldSpec>) -> bool {
         let batch = |name| BatchId::from_client(tenant, name);
         self.holds.limits(tenant)
             || spec.is_some_and(|spec| {
@@ -89,12 +89,12 @@ impl Policy {
     }
 
     /// Handles the end of an execution.
-    pub(super) fn ended(&mut self, id: ExecutionId, fate: Fate) {
+    pub(crate) fn ended(&mut self, id: ExecutionId, fate: Fate) {
         self.seen(id, Seen::Ended(fate), true);
     }
 
     /// Handles the result of a look at a ledger.
-    pub(super) fn looked_up(&mut self, id: ExecutionId, seen: Seen) {
+    pub(crate) fn looked_up(&mut self, id: ExecutionId, seen: Seen) {
         let now = self.life.now;
         let wall = now.wall.millis();
         let old_ms = i64::try_from(self.life.config.vanished_ms).unwrap_or(i64::MAX);
@@ -131,7 +131,7 @@ impl Policy {
     }
 
     /// An execution starts again: those that are about to fail because of its end wait for it.
-    pub(super) fn wakes(&mut self, id: ExecutionId) {
+    pub(crate) fn wakes(&mut self, id: ExecutionId) {
         for waiter in self.holds.failing.clone() {
             let Some(held) = self.holds.held.get_mut(&waiter) else {
                 continue;
@@ -144,7 +144,7 @@ impl Policy {
         }
     }
 
-    pub(super) fn wait_if_pending(&mut self, id: ExecutionId) {
+    pub(crate) fn wait_if_pending(&mut self, id: ExecutionId) {
         let pending = self.life.cluster().execution(id);
         if pending.is_some_and(|e| e.stage == Stage::Pending && !e.is_appending()) {
             self.wait(id);
@@ -152,7 +152,7 @@ impl Policy {
     }
 
     /// Forgets the holds of an execution that no longer lives.
-    pub(super) fn forget_holds(&mut self, id: ExecutionId) {
+    pub(crate) fn forget_holds(&mut self, id: ExecutionId) {
         let Some(e) = self.life.cluster().execution(id) else {
             return;
         };
@@ -190,7 +190,7 @@ impl Policy {
     }
 
     /// True if the execution lacks only a place. If it lacks a reservation, this requests one.
-    pub(super) fn may_wait(&mut self, id: ExecutionId) -> bool {
+    pub(crate) fn may_wait(&mut self, id: ExecutionId) -> bool {
         if self.awaits_parts(id) {
             return false;
         }
@@ -221,7 +221,7 @@ impl Policy {
     }
 
     /// For people: why an execution may not be bound now, independent of room.
-    pub(super) fn held_in_words(&self, id: ExecutionId) -> Option<String> {
+    pub(crate) fn held_in_words(&self, id: ExecutionId) -> Option<String> {
         let e = self.life.cluster().execution(id)?;
         if e.stage != Stage::Pending {
             return None;
@@ -247,7 +247,7 @@ impl Policy {
     }
 
     /// For people: what would let it be bound.
-    pub(super) fn help_for_held(&self, id: ExecutionId) -> Vec<String> {
+    pub(crate) fn help_for_held(&self, id: ExecutionId) -> Vec<String> {
         let Some((e, held)) = self
             .life
             .cluster()
@@ -307,7 +307,7 @@ impl Policy {
     }
 
     /// Acts on changes of holds.
-    pub(super) fn act_on_holds(&mut self) {
+    pub(crate) fn act_on_holds(&mut self) {
         let now = self.life.now;
         if self.holds.is_idle() {
             return;

@@ -20,13 +20,13 @@ impl Policy {
     }
 
     /// Stores the execution's deadline.
-    pub(super) fn note_deadline(&mut self, id: ExecutionId) {
+    pub(crate) fn note_deadline(&mut self, id: ExecutionId) {
         let deadline = self.fails_at(id);
         self.share.deadlines.note(id, deadline);
     }
 
     /// Fails executions whose deadline has passed.
-    pub(super) fn look_at_deadlines(&mut self) {
+    pub(crate) fn look_at_deadlines(&mut self) {
         let now = self.life.now;
         for _ in 0..self.life.config.burst {
             let Some(id) = self.share.deadlines.due(now.wall) else {
@@ -46,13 +46,13 @@ impl Policy {
     }
 
     /// True if the execution's deadline has passed and it must fail.
-    pub(super) fn is_late(&self, id: ExecutionId) -> bool {
+    pub(crate) fn is_late(&self, id: ExecutionId) -> bool {
         let now = self.life.now;
         self.fails_at(id).is_some_and(|at| at <= now.wall)
     }
 
     /// Fails a waiting execution instead of binding it.
-    pub(super) fn let_fail(&mut self, id: ExecutionId) -> Placed {
+    pub(crate) fn let_fail(&mut self, id: ExecutionId) -> Placed {
         if self.life.defers(id, self.life.config.grace_ms) {
             return Placed::Deferred;
         }

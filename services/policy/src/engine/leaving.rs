@@ -26,7 +26,7 @@ use crate::lifecycle::cluster::{NodeIx, Stage};
 
 impl Policy {
     /// Moves an execution whose node is excluded by a change. Returns true if the node is excluded.
-    pub(super) fn obey_change(&mut self, id: ExecutionId) -> bool {
+    pub(crate) fn obey_change(&mut self, id: ExecutionId) -> bool {
         let now = self.life.now;
         let Some(e) = self.life.cluster().execution(id) else {
             return false;
@@ -62,13 +62,13 @@ impl Policy {
     }
 
     /// Sorts the executions with the longest need first.
-    pub(super) fn longest_first(&self, ids: &mut [ExecutionId]) {
+    pub(crate) fn longest_first(&self, ids: &mut [ExecutionId]) {
         ids.sort_by_cached_key(|id| Reverse(self.needs_ms(*id).unwrap_or(u64::MAX)));
     }
 
     /// Handles executions still on a node near its end: orders a yield without a destination, and
     /// finally gives them up.
-    pub(super) fn hurry(&mut self, ix: NodeIx) {
+    pub(crate) fn hurry(&mut self, ix: NodeIx) {
         let now = self.life.now;
         let Some(end) = self.life.leave_by(ix) else {
             return;

@@ -13,7 +13,7 @@ use crate::view::LedgerView;
 impl Policy {
     /// Processes a message. `reread`: it was read after a failed append and replaces the policy's
     /// view.
-    pub(super) fn follow_ledger(&mut self, view: &LedgerView<'_>, reread: bool) {
+    pub(crate) fn follow_ledger(&mut self, view: &LedgerView<'_>, reread: bool) {
         let now = self.life.now;
         let id = view.state.execution;
         if reread {
@@ -235,7 +235,7 @@ impl Policy {
     }
 
     /// Handles the arrival of a large submission.
-    pub(super) fn learn_spec(&mut self, id: ExecutionId, spec: &Submission) {
+    pub(crate) fn learn_spec(&mut self, id: ExecutionId, spec: &Submission) {
         if self
             .life
             .cluster()
@@ -269,7 +269,7 @@ impl Policy {
     }
 
     /// Removes an execution that has ended, or whose ledger never existed.
-    pub(super) fn forget(&mut self, id: ExecutionId) {
+    pub(crate) fn forget(&mut self, id: ExecutionId) {
         self.verification.forget(id);
         self.suspects.remove(&id);
         self.life.stop_waiting(id);

@@ -15,7 +15,6 @@
 //! * [`aside`] parks preempted executions if a park is cheaper than a move.
 //! * [`holds`], [`reserve`], [`free`], [`adopt`] and [`gang`] hold executions back that wait for others;
 //!   [`first`] reserves places for a gang, [`room`] finds them, [`over`] preempts beyond a quota.
-//! * [`spread`] follows ranges that several nodes compute, [`grow`] adds nodes.
 //! * [`nodes`] reviews the executions of nodes that are silent, lost or unviable; [`absent`] forgets
 //!   nodes, [`reconcile`] binds again what a node lacks.
 //! * [`why`] explains to people, [`tell`] records explanations, [`offers`] lists programs,
@@ -34,7 +33,6 @@ mod fill;
 mod first;
 mod free;
 mod gang;
-mod grow;
 mod holds;
 mod input;
 mod late;
@@ -52,7 +50,6 @@ mod refusal;
 mod requests;
 mod reserve;
 mod room;
-mod spread;
 mod tell;
 mod victims;
 mod why;
@@ -88,7 +85,7 @@ pub struct Policy {
     /// Moves between devices.
     pub(crate) reallocation: Reallocation,
     /// Ranges that several nodes compute.
-    pub(crate) spread: crate::spread::Memory,
+    pub(crate) spread: crate::spreading::growth::Memory,
     /// Comparisons of what nodes compute.
     pub(crate) verification: Verification,
     /// Live executions under which almost as many workers have ended as are allowed.
@@ -109,7 +106,7 @@ impl Policy {
             share: share::Memory::default(),
             realloc: crate::realloc::Memory::default(),
             reallocation: Reallocation::default(),
-            spread: crate::spread::Memory::default(),
+            spread: crate::spreading::growth::Memory::default(),
             verification: Verification::new(own),
             suspects: BTreeSet::new(),
             told: tell::Told::default(),

@@ -6,34 +6,34 @@ use super::Policy;
 use crate::lifecycle::cluster::NodeIx;
 
 impl Policy {
-    pub(super) fn descriptor(&mut self, descriptor: NodeDescriptor) {
+    pub(crate) fn descriptor(&mut self, descriptor: NodeDescriptor) {
         if let Some((vector, age_ms)) = self.life.join(descriptor) {
             self.vector(vector, age_ms);
         }
     }
 
-    pub(super) fn flags(&mut self, name: &NodeId, flags: NodeFlags) {
+    pub(crate) fn flags(&mut self, name: &NodeId, flags: NodeFlags) {
         if let Some(ix) = self.life.set_flags(name, flags) {
             self.review_holds(ix);
             self.hurry(ix);
         }
     }
 
-    pub(super) fn vector(&mut self, vector: HardwareVector, age_ms: u64) {
+    pub(crate) fn vector(&mut self, vector: HardwareVector, age_ms: u64) {
         if let Some(ix) = self.life.hear_vector(vector, age_ms) {
             self.review_holds(ix);
         }
     }
 
     /// Reviews a node on a tick.
-    pub(super) fn look_at_node(&mut self, ix: NodeIx) {
+    pub(crate) fn look_at_node(&mut self, ix: NodeIx) {
         if self.life.look_after_node(ix) {
             self.review_holds(ix);
             self.hurry(ix);
         }
     }
 
-    pub(super) fn probed(&mut self, name: &NodeId, answered: Option<InstanceId>) {
+    pub(crate) fn probed(&mut self, name: &NodeId, answered: Option<InstanceId>) {
         if let Some(ix) = self.life.note_probe(name, answered) {
             self.review_holds(ix);
         }

@@ -14,7 +14,7 @@ use crate::lifecycle::placement::Ask;
 
 impl Policy {
     /// Reviews all executions that a node holds: must one leave?
-    pub(super) fn review_holds(&mut self, ix: NodeIx) {
+    pub(crate) fn review_holds(&mut self, ix: NodeIx) {
         let mut ids: Vec<_> = self.life.cluster().node(ix).holds.iter().copied().collect();
         self.parked_first(ix, &mut ids);
         if self.life.leave_by(ix).is_some() {
@@ -38,7 +38,7 @@ impl Policy {
         }
     }
 
-    pub(super) fn review_one(&mut self, id: ExecutionId, ix: NodeIx) -> Placed {
+    pub(crate) fn review_one(&mut self, id: ExecutionId, ix: NodeIx) -> Placed {
         let now = self.life.now;
         let Some(e) = self.life.cluster().execution(id) else {
             return Placed::Moot;
@@ -69,7 +69,7 @@ impl Policy {
     }
 
     /// Orders a yield to the best other node. Without one the execution stays.
-    pub(super) fn yield_elsewhere(&mut self, id: ExecutionId, ix: NodeIx, cause: Cause) -> Placed {
+    pub(crate) fn yield_elsewhere(&mut self, id: ExecutionId, ix: NodeIx, cause: Cause) -> Placed {
         let now = self.life.now;
         let Some(e) = self.life.cluster().execution(id) else {
             return Placed::Moot;
@@ -105,7 +105,7 @@ impl Policy {
     }
 
     /// Handles an operator's request to move an execution.
-    pub(super) fn operator_yield(
+    pub(crate) fn operator_yield(
         &mut self,
         ticket: Ticket,
         id: ExecutionId,

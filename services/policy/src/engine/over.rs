@@ -51,7 +51,7 @@ struct Entry {
 
 impl Policy {
     /// Finds the tenants that use more than their quota, and trims them.
-    pub(super) fn look_at_quotas(&mut self) {
+    pub(crate) fn look_at_quotas(&mut self) {
         let now = self.life.now;
         if self.holds.quotas.is_empty() {
             return;
@@ -231,7 +231,7 @@ impl Policy {
     }
 
     /// Frees the reservation of an execution that was preempted for its tenant's quota.
-    pub(super) fn left_quota(&mut self, id: ExecutionId) {
+    pub(crate) fn left_quota(&mut self, id: ExecutionId) {
         let now = self.life.now;
         let Some(tenant) = self.life.tenant(id) else {
             return;

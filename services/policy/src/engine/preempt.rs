@@ -28,7 +28,7 @@ use crate::view::LedgerView;
 const CONTENDERS: usize = 16;
 
 /// A waiting execution for which another may be preempted.
-pub(super) struct Contender {
+pub(crate) struct Contender {
     pub id: ExecutionId,
     pub tenant: TenantIx,
     pub priority: i32,
@@ -42,7 +42,7 @@ pub(super) struct Contender {
 
 impl Policy {
     /// Reads from a message the facts that sharing depends on.
-    pub(super) fn note_sharing(&mut self, view: &LedgerView<'_>) {
+    pub(crate) fn note_sharing(&mut self, view: &LedgerView<'_>) {
         let now = self.life.now;
         let id = view.state.execution;
         if !self.life.knows(id) {
@@ -62,7 +62,7 @@ impl Policy {
     }
 
     /// Forgets an execution that has ended.
-    pub(super) fn forget_sharing(&mut self, id: ExecutionId) {
+    pub(crate) fn forget_sharing(&mut self, id: ExecutionId) {
         self.life.rhythms.remove(&id);
         self.share.asking.remove(&id);
         self.share.promised.remove(&id);
@@ -70,7 +70,7 @@ impl Policy {
     }
 
     /// Chooses executions to preempt.
-    pub(super) fn preempt(&mut self) {
+    pub(crate) fn preempt(&mut self) {
         let now = self.life.now;
         let due = now.mono.since(self.share.reviewed) >= self.life.config.preempt_review_ms;
         let nobody = self.life.waiting.is_empty() && self.holds.first.is_none();
@@ -112,7 +112,7 @@ impl Policy {
         });
     }
 
-    pub(super) fn slack_ms(
+    pub(crate) fn slack_ms(
         &self,
         profile: &Profile,
         e: &crate::lifecycle::cluster::Execution,
@@ -147,7 +147,7 @@ impl Policy {
     }
 
     /// A waiting, or preempted and parked, execution as a contender.
-    pub(super) fn contender(
+    pub(crate) fn contender(
         &self,
         id: ExecutionId,
         waiter: Waiter,
@@ -171,7 +171,7 @@ impl Policy {
         })
     }
 
-    pub(super) fn give_way(
+    pub(crate) fn give_way(
         &mut self,
         victim: Victim,
         contender: &Contender,

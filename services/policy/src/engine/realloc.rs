@@ -28,7 +28,7 @@ const PROGRAM: &str = "program";
 
 impl Policy {
     /// Reads from a message whether the execution is parked, and whether it asks for more.
-    pub(super) fn note_parking(&mut self, view: &LedgerView<'_>) {
+    pub(crate) fn note_parking(&mut self, view: &LedgerView<'_>) {
         let now = self.life.now;
         let id = view.state.execution;
         let asked = view
@@ -49,7 +49,7 @@ impl Policy {
 
     /// Handles an execution whose place is not viable, or lacks what it asks for, when no other
     /// node can take it.
-    pub(super) fn nowhere(&mut self, id: ExecutionId, cause: &Cause) -> Placed {
+    pub(crate) fn nowhere(&mut self, id: ExecutionId, cause: &Cause) -> Placed {
         let now = self.life.now;
         let Some(e) = self.life.cluster().execution(id) else {
             return Placed::Moot;
@@ -118,7 +118,7 @@ impl Policy {
 
     /// An execution's memory, and how much of it its node could keep during a pause. None if the
     /// node does not park or the execution cannot.
-    pub(super) fn pause_of(&self, id: ExecutionId, expected_ms: u64) -> Option<Pause> {
+    pub(crate) fn pause_of(&self, id: ExecutionId, expected_ms: u64) -> Option<Pause> {
         let now = self.life.now;
         let e = self.life.cluster().execution(id)?;
         let node = self.life.cluster().node(e.stage.node()?);
@@ -172,7 +172,7 @@ impl Policy {
     }
 
     /// Moves an execution to a node with more if its program has asked for more.
-    pub(super) fn look_at_wish(&mut self, id: ExecutionId) -> bool {
+    pub(crate) fn look_at_wish(&mut self, id: ExecutionId) -> bool {
         let now = self.life.now;
         let Some(e) = self.life.cluster().execution(id) else {
             return false;
@@ -209,7 +209,7 @@ impl Policy {
     }
 
     /// If memory presses, only parked executions leave, as long as that may help.
-    pub(super) fn parked_first(&self, ix: NodeIx, ids: &mut Vec<ExecutionId>) {
+    pub(crate) fn parked_first(&self, ix: NodeIx, ids: &mut Vec<ExecutionId>) {
         let node = self.life.cluster().node(ix);
         if node.parked == 0 || node.is_draining() || node.presence != Presence::Up {
             return;
@@ -225,7 +225,7 @@ impl Policy {
     }
 
     /// True if a node's memory is beyond its threshold.
-    pub(super) fn memory_presses(&self, ix: NodeIx) -> bool {
+    pub(crate) fn memory_presses(&self, ix: NodeIx) -> bool {
         let watch = self.life.cluster().node(ix).base.as_ref();
         let watched = watch.map_or(&[][..], |w| w.watched());
         watched.iter().any(|w| {
@@ -235,7 +235,7 @@ impl Policy {
     }
 
     /// An execution was preempted for `by`, which is bound next.
-    pub(super) fn gave_way(&mut self, now: Now, by: ExecutionId) {
+    pub(crate) fn gave_way(&mut self, now: Now, by: ExecutionId) {
         self.share.asking.remove(&by);
         self.share.promised.insert(by, now.mono);
         self.life.changed().places = true;
@@ -243,7 +243,7 @@ impl Policy {
     }
 
     /// For people: how long it has been parked, what it keeps, and why. None if it is not parked.
-    pub(super) fn parked_in_words(&self, now: Now, e: &Execution) -> Option<String> {
+    pub(crate) fn parked_in_words(&self, now: Now, e: &Execution) -> Option<String> {
         let parked = e.parked()?;
         let waited = now.mono.since(now.moment_of(parked.at));
         let why = e.extra.as_ref().and_then(|x| x.why_parked.as_ref());
@@ -255,7 +255,7 @@ impl Policy {
     }
 
     /// Resumes parked executions: in place if the node is viable and has a slot, or elsewhere.
-    pub(super) fn look_at_parked(&mut self) {
+    pub(crate) fn look_at_parked(&mut self) {
         let now = self.life.now;
         if now.mono.since(self.realloc.looked) < LOOK_MS {
             return;
@@ -393,7 +393,7 @@ impl Policy {
 
     /// True if a waiting execution goes before a parked one. Executions that were just tried
     /// without a place do not count.
-    pub(super) fn is_outranked(&self, id: ExecutionId) -> bool {
+    pub(crate) fn is_outranked(&self, id: ExecutionId) -> bool {
         let now = self.life.now;
         let take_ms = self.life.config.take_ms;
         let mut promised = self.share.promised.values();

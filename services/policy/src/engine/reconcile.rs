@@ -17,7 +17,7 @@ use crate::lifecycle::cluster::NodeIx;
 
 impl Policy {
     /// Compares the executions that have started on a node with the node's answer.
-    pub(super) fn reconcile(&mut self, name: &NodeId, instance: InstanceId, held: &[Holding]) {
+    pub(crate) fn reconcile(&mut self, name: &NodeId, instance: InstanceId, held: &[Holding]) {
         let Some(ix) = self.life.cluster().find(name) else {
             return;
         };
@@ -28,7 +28,7 @@ impl Policy {
     }
 
     /// Binds an execution again that its node does not hold.
-    pub(super) fn bind_orphan(&mut self, id: ExecutionId, ix: NodeIx) {
+    pub(crate) fn bind_orphan(&mut self, id: ExecutionId, ix: NodeIx) {
         let now = self.life.now;
         let Some(cause) = self.life.loss(now, id) else {
             return;

@@ -12,7 +12,7 @@ use crate::lifecycle::cluster::Stage;
 impl Policy {
     /// Appends what was requested of an execution that would be bound again for this cause. Returns
     /// false if nothing was.
-    pub(super) fn carry_out_request(&mut self, id: ExecutionId, cause: &Cause) -> bool {
+    pub(crate) fn carry_out_request(&mut self, id: ExecutionId, cause: &Cause) -> bool {
         let now = self.life.now;
         let Some(e) = self.life.cluster().execution(id) else {
             return false;

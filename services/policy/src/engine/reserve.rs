@@ -37,7 +37,7 @@ const LOOKED_AT: usize = 20_000;
 
 impl Policy {
     /// True for an execution that needs a reservation before it is bound.
-    pub(super) fn reserves(&self, id: ExecutionId) -> bool {
+    pub(crate) fn reserves(&self, id: ExecutionId) -> bool {
         let Some(e) = self.life.cluster().execution(id) else {
             return false;
         };
@@ -53,7 +53,7 @@ impl Policy {
     }
 
     /// True if reservations do not prevent a binding of the execution.
-    pub(super) fn is_admitted(&self, id: ExecutionId) -> bool {
+    pub(crate) fn is_admitted(&self, id: ExecutionId) -> bool {
         if self.holds.is_idle() || !self.reserves(id) {
             return true;
         }
@@ -62,7 +62,7 @@ impl Policy {
     }
 
     /// The same, and queues the execution for a reservation if it is not admitted.
-    pub(super) fn admit(&mut self, id: ExecutionId) -> bool {
+    pub(crate) fn admit(&mut self, id: ExecutionId) -> bool {
         if self.is_admitted(id) {
             return true;
         }
@@ -73,7 +73,7 @@ impl Policy {
     }
 
     /// Queues an execution for a reservation, no earlier than `from`.
-    pub(super) fn requeue(&mut self, tenant: &Tenant, id: ExecutionId, from: Millis) {
+    pub(crate) fn requeue(&mut self, tenant: &Tenant, id: ExecutionId, from: Millis) {
         if let Some(e) = self.life.cluster().execution(id) {
             let profile = self.life.cluster().profiles.get(e.profile);
             let priority = profile.map_or(0, |p| p.priority);
@@ -98,7 +98,7 @@ impl Policy {
     }
 
     /// Stores a tenant's quota.
-    pub(super) fn quota(&mut self, tenant: &Tenant, quota: Option<Quota>) {
+    pub(crate) fn quota(&mut self, tenant: &Tenant, quota: Option<Quota>) {
         let weight = quota.as_ref().map_or(1, Quota::weight);
         self.life.set_weight(tenant, f64::from(weight));
         match quota {
@@ -121,7 +121,7 @@ impl Policy {
     }
 
     /// Stores a tenant's reservations.
-    pub(super) fn reserved(
+    pub(crate) fn reserved(
         &mut self,
         tenant: &Tenant,
         table: Option<(Sequence, &Reservations)>,
@@ -164,7 +164,7 @@ impl Policy {
     }
 
     /// Finds unused reservations, and executions that run without one.
-    pub(super) fn sweep_reservations(&mut self) {
+    pub(crate) fn sweep_reservations(&mut self) {
         let now = self.life.now;
         let old = |at: &Millis, ms: u64| now.mono.since(*at) >= ms;
         let mut orphans = Vec::new();
@@ -245,7 +245,7 @@ impl Policy {
     }
 
     /// Requests wanted and free reservations, one change of a tenant at a time.
-    pub(super) fn ask_for_reservations(&mut self) {
+    pub(crate) fn ask_for_reservations(&mut self) {
         let now = self.life.now;
         let mut tenants: BTreeSet<Tenant> = self.holds.queue.keys().cloned().collect();
         let free = self.holds.tables.iter();
@@ -403,7 +403,7 @@ impl Policy {
     }
 
     /// Why the tenant's limits have no room for a further part of an execution. None if they have.
-    pub(super) fn denies_one_more(&self, like: ExecutionId) -> Option<String> {
+    pub(crate) fn denies_one_more(&self, like: ExecutionId) -> Option<String> {
         let tenant = &self.life.cluster().execution(like)?.tenant;
         if !self.holds.limits(tenant) {
             return None;
@@ -424,7 +424,7 @@ impl Policy {
     }
 
     /// Explains why an execution has no reservation yet.
-    pub(super) fn unreserved_in_words(&self, id: ExecutionId) -> Option<String> {
+    pub(crate) fn unreserved_in_words(&self, id: ExecutionId) -> Option<String> {
         if self.is_admitted(id) {
             return None;
         }
@@ -447,7 +447,7 @@ impl Policy {
     }
 
     /// Handles the end of an execution, as its ledger says.
-    pub(super) fn note_end(&mut self, id: ExecutionId, phase: PhaseKind) {
+    pub(crate) fn note_end(&mut self, id: ExecutionId, phase: PhaseKind) {
         if let Some(fate) = Fate::of(phase)
             && !self.holds.is_idle()
         {

@@ -18,7 +18,7 @@ const RECKONED: usize = 1_024;
 impl Policy {
     /// Fills in the places where the gang could run. None if the empty cluster has no room for all
     /// of it.
-    pub(super) fn with_places(&mut self, mut gang: First) -> Option<First> {
+    pub(crate) fn with_places(&mut self, mut gang: First) -> Option<First> {
         let mut counts: BTreeMap<ProfileIx, u32> = BTreeMap::new();
         for id in &gang.members {
             let e = self.life.cluster().execution(*id)?;

@@ -32,7 +32,7 @@ pub struct Told {
 
 impl Policy {
     /// Runs one round of reports if it is due.
-    pub(super) fn tell_waiting(&mut self) {
+    pub(crate) fn tell_waiting(&mut self) {
         let now = self.life.now;
         let nodes = self.life.cluster().node_count().max(1);
         let pause = self.life.config.tell_ms.max(u64::from(nodes) / 5);

@@ -24,12 +24,12 @@ use crate::share::regret::{Regret, residency_ms};
 use crate::time::Millis;
 
 /// Most running executions that one round reads.
-pub(super) const WINDOW: usize = 1_024;
+pub(crate) const WINDOW: usize = 1_024;
 /// Most spared executions that a reason names.
 const NAMED: usize = 3;
 
 /// A running execution that may be preempted.
-pub(super) struct Victim {
+pub(crate) struct Victim {
     pub id: ExecutionId,
     pub node: NodeIx,
     pub claim: Claim,
@@ -43,7 +43,7 @@ pub(super) struct Victim {
 }
 
 /// The result of a choice.
-pub(super) struct Chosen {
+pub(crate) struct Chosen {
     /// Index into the candidates.
     pub at: usize,
     pub rule: Rule,
@@ -86,7 +86,7 @@ impl Holdings<'_> {
 
 impl Policy {
     /// Running executions that may be moved and have run for long enough, a window at a time.
-    pub(super) fn victims(&mut self) -> Vec<Victim> {
+    pub(crate) fn victims(&mut self) -> Vec<Victim> {
         let nodes = self.life.cluster().keys();
         let next = |ix: &NodeIx| Some(*ix) > self.share.window;
         let first = nodes.iter().position(next).unwrap_or(0);
@@ -190,7 +190,7 @@ impl Policy {
     }
 
     /// Chooses the lowest priority, then the least regret, among those whose place would do.
-    pub(super) fn choose_victim(
+    pub(crate) fn choose_victim(
         &mut self,
         contender: &Contender,
         victims: &[Victim],
@@ -269,7 +269,7 @@ impl Policy {
     }
 
     /// The reason in words.
-    pub(super) fn reason(&self, c: &Contender, chosen: &Chosen, victims: &[Victim]) -> String {
+    pub(crate) fn reason(&self, c: &Contender, chosen: &Chosen, victims: &[Victim]) -> String {
         let v = &victims[chosen.at];
         let why = match chosen.rule {
             Rule::Priority => format!(

@@ -1,4 +1,4 @@
-//! Follows executions whose range is spread over several nodes ([`crate::spread`]); [`super::grow`]
+//! Follows executions whose range is spread over several nodes ([`super::growth`]); [`super::splitting`]
 //! makes them split.
 //!
 //! The service that sees a split first makes the part, also after a restart. The part's id follows
@@ -13,10 +13,10 @@
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::{Cause, Event, EventKind, ExecutionId, Fault, PhaseKind};
 
-use super::{Action, Policy};
+use crate::engine::{Action, Policy};
 use crate::holds::{Fate, Seen};
 use crate::lifecycle::cluster::{Presence, Stage};
-use crate::spread::{Member, Orphan};
+use crate::spreading::growth::{Member, Orphan};
 use crate::view::LedgerView;
 
 /// Most executions of each kind that one round handles.
@@ -26,7 +26,7 @@ const REASON_LIMIT: usize = 400;
 
 impl Policy {
     /// Reads from a message of a live execution how it is spread.
-    pub(super) fn note_spread(&mut self, view: &LedgerView<'_>) {
+    pub(crate) fn note_spread(&mut self, view: &LedgerView<'_>) {
         let now = self.life.now;
         let Some(spreading) = &view.state.spread else {
             return;
@@ -140,7 +140,7 @@ impl Policy {
 
     /// Handles the end of an execution, from its last message or an append of this service.
     /// `part_of`: its holder, if known. `why`: who cancelled it, or why it failed.
-    pub(super) fn note_part_end(
+    pub(crate) fn note_part_end(
         &mut self,
         id: ExecutionId,
         part_of: Option<ExecutionId>,
@@ -213,7 +213,7 @@ impl Policy {
 
     /// Forgets an execution that no longer lives. For a part without a reported end, the ledger may
     /// only have been missing when the shell looked. So the part is looked up again.
-    pub(super) fn forget_spread(&mut self, id: ExecutionId) {
+    pub(crate) fn forget_spread(&mut self, id: ExecutionId) {
         let member = self.spread.members.remove(&id);
         let holder = member.and_then(|m| m.spreading.part_of);
         let of = holder.and_then(|holder| self.spread.members.get(&holder));
@@ -230,14 +230,14 @@ impl Policy {
 
     /// True for an execution that is not bound now, because it waits for a part or fails because of
     /// one.
-    pub(super) fn awaits_parts(&self, id: ExecutionId) -> bool {
+    pub(crate) fn awaits_parts(&self, id: ExecutionId) -> bool {
         self.spread.awaited_by(id).is_some()
             || self.spread.failing.contains_key(&id)
             || self.spread.orphans.contains_key(&id)
     }
 
     /// Handles the result of a look at the ledger of an unknown part or holder.
-    pub(super) fn spread_seen(&mut self, id: ExecutionId, seen: Seen) {
+    pub(crate) fn spread_seen(&mut self, id: ExecutionId, seen: Seen) {
         if self.life.knows(id) {
             self.spread.holders.remove(&id);
             return;
@@ -266,7 +266,7 @@ impl Policy {
     }
 
     /// The periodic work: makes parts, gives them back, ends executions, and lets ranges grow.
-    pub(super) fn look_at_spread(&mut self) {
+    pub(crate) fn look_at_spread(&mut self) {
         let now = self.life.now;
         if self.spread.is_idle() {
             return;
@@ -447,7 +447,7 @@ impl Policy {
     }
 
     /// For people: the part that an execution waits for, or because of which it fails.
-    pub(super) fn parts_in_words(&self, id: ExecutionId) -> Option<String> {
+    pub(crate) fn parts_in_words(&self, id: ExecutionId) -> Option<String> {
         if let Some((_, reason)) = self.spread.failing.get(&id) {
             return Some(format!("it fails, since {reason}"));
         }
@@ -466,7 +466,7 @@ impl Policy {
     }
 
     /// For people: what would let it resume, if it waits for a part.
-    pub(super) fn help_for_parts(&self, id: ExecutionId) -> Option<String> {
+    pub(crate) fn help_for_parts(&self, id: ExecutionId) -> Option<String> {
         let part = self.spread.awaited_by(id)?.id;
         Some(format!("the end of its part: `fiec why {part}`"))
     }
@@ -490,7 +490,7 @@ impl Policy {
     }
 
     /// For people: its holder, its parts, and why it is not spread further.
-    pub(super) fn spread_in_words(&self, id: ExecutionId) -> String {
+    pub(crate) fn spread_in_words(&self, id: ExecutionId) -> String {
         let Some(member) = self.spread.members.get(&id) else {
             return String::new();
         };

@@ -1,4 +1,4 @@
-//! Orders members of a spread range to split, if one more node is worth its cost ([`crate::spread`]
+//! Orders members of a spread range to split, if one more node is worth its cost ([`super::growth`]
 //! has the rules).
 //!
 //! A round is bounded: it reviews 256 members, and the next round continues behind them.
@@ -9,12 +9,13 @@ use fiec_schemas::ExecutionId;
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::spread::PARTS_LIMIT;
 
-use super::{Action, ControlOutcome, Policy};
+use crate::engine::{Action, ControlOutcome, Policy};
 use crate::lifecycle::cluster::Stage;
 use crate::lifecycle::cluster::execution::Avoided;
 use crate::lifecycle::placement::Ask;
 use crate::share::regret::move_ms;
-use crate::spread::{self, Asked, Splittable, Stay};
+use crate::spreading::growth as spread;
+use crate::spreading::growth::{Asked, Splittable, Stay};
 use crate::time::Millis;
 
 /// Most members in one round.
@@ -24,7 +25,7 @@ const PROFILES: usize = 16;
 
 impl Policy {
     /// Reviews the next roots of spread ranges.
-    pub(super) fn grow(&mut self) {
+    pub(crate) fn grow(&mut self) {
         let from = self.spread.next.map_or(Bound::Unbounded, Bound::Included);
         let mut members = self.spread.members.range((from, Bound::Unbounded));
         let some: Vec<_> = members.by_ref().take(WINDOW).map(|(id, _)| *id).collect();
@@ -244,7 +245,7 @@ impl Policy {
     }
 
     /// Handles the answer to an order to split.
-    pub(super) fn split_answered(&mut self, id: ExecutionId, epoch: u64, outcome: ControlOutcome) {
+    pub(crate) fn split_answered(&mut self, id: ExecutionId, epoch: u64, outcome: ControlOutcome) {
         let refused = match outcome {
             ControlOutcome::Taken => return,
             ControlOutcome::Refused(reason) | ControlOutcome::Moving(reason) => reason,

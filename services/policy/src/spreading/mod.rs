@@ -1,0 +1,5 @@
+//! Spreading.
+
+pub(crate) mod growth;
+mod parts;
+mod splitting;
