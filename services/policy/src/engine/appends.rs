@@ -26,8 +26,10 @@ impl Policy {
             Phase::Pending => Stage::Pending,
             Phase::Completed | Phase::Failed | Phase::Cancelled | Phase::Returned => {
                 self.note_end(id, phase.kind());
-                let orphan = self.spread.orphans.get(&id).map(|o| o.who.clone());
-                self.note_part_end(id, None, (phase.kind(), orphan.as_deref()));
+                let holder = self
+                    .ranges
+                    .ended(&mut self.life, id, None, (phase.kind(), None));
+                self.wait_again(holder);
                 self.forget(id);
                 return;
             }

@@ -77,8 +77,7 @@ impl Policy {
         let fault = Some(Box::new(Fault::WorkerDied));
         let stderr = String::new();
         // A part of a range has no life of its own.
-        let member = self.spread.members.get(&id);
-        let event = match member.is_some_and(|member| member.spreading.part_of.is_some()) {
+        let event = match self.ranges.is_part(id) {
             true => Event::Failed {
                 reason,
                 stderr,

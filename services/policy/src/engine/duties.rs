@@ -40,12 +40,9 @@ impl Policy {
 
     fn standing_of(&self, now: Now, id: ExecutionId, e: &Execution) -> Standing {
         match e.stage {
-            Stage::Pending => {
-                let member = self.spread.members.get(&id);
-                Standing::Pending {
-                    awaits_parts: member.is_some_and(|m| m.spreading.waits),
-                }
-            }
+            Stage::Pending => Standing::Pending {
+                awaits_parts: self.ranges.is_done_but_for_parts(id),
+            },
             // Seen by the ledger alone, a long fetch is overdue. Here it counts while it moves on.
             Stage::Bound(..) => Standing::Bound {
                 at: now.stamp_of(e.owed_since(e.arrived)),

@@ -26,6 +26,19 @@ const PLACER: &[u8] = b"gangs";
 const AGAIN_MS: u64 = 500;
 
 impl Policy {
+    /// True if a complete gang waits for places.
+    pub(crate) fn gathers(&self) -> bool {
+        let waits = |id| {
+            let e = self.life.cluster().execution(id);
+            e.is_some_and(|e| e.stage == Stage::Pending)
+        };
+        let mut gangs = self.holds.gangs.values();
+        gangs.any(|gang| {
+            let members = gang.complete();
+            members.is_some_and(|ids| ids.into_iter().any(waits))
+        })
+    }
+
     /// True if this replica places gangs.
     pub(crate) fn places_gangs(&self) -> bool {
         self.life.replicas.prefers_self(PLACER)

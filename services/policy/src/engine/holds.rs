@@ -191,7 +191,7 @@ impl Policy {
 
     /// True if the execution lacks only a place. If it lacks a reservation, this requests one.
     pub(crate) fn may_wait(&mut self, id: ExecutionId) -> bool {
-        if self.awaits_parts(id) {
+        if self.ranges.awaits_parts(id) {
             return false;
         }
         let pending = self.life.cluster().execution(id);
@@ -226,7 +226,7 @@ impl Policy {
         if e.stage != Stage::Pending {
             return None;
         }
-        if let Some(words) = self.parts_in_words(id) {
+        if let Some(words) = self.ranges.parts_in_words(&self.life, id) {
             return Some(words);
         }
         if let Some(held) = self.holds.held.get(&id) {
@@ -256,7 +256,7 @@ impl Policy {
         else {
             return Vec::new();
         };
-        if let Some(help) = self.help_for_parts(id) {
+        if let Some(help) = self.ranges.help_for_parts(id) {
             return vec![help];
         }
         let batch = held.and_then(|h| h.batch);

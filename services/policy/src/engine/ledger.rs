@@ -40,7 +40,10 @@ impl Policy {
             let part_of = view.state.spread.as_ref().and_then(|s| s.part_of);
             let end = view.end();
             let why = end.and_then(|e| e.who.as_deref().or(e.reason.as_deref()));
-            self.note_part_end(id, part_of, (view.state.phase.is, why));
+            let holder = self
+                .ranges
+                .ended(&mut self.life, id, part_of, (view.state.phase.is, why));
+            self.wait_again(holder);
             self.forget(id);
             return;
         }
@@ -87,8 +90,8 @@ impl Policy {
         self.life.note_starts(view, (writer, arrived));
         self.life.note_facts(view, stage, before.map(|(b, _)| b));
         self.note_suspect(id);
-        self.note_spread(view);
-        let is_spread = self.spread.members.contains_key(&id);
+        self.ranges.hear(&mut self.life, view);
+        let is_spread = self.ranges.contains(id);
         self.verification.hear(&mut self.life, view, is_spread);
         self.note_sharing(view);
         self.schedule(id, stage, view);
@@ -275,7 +278,7 @@ impl Policy {
         self.life.stop_waiting(id);
         self.forget_holds(id);
         self.forget_sharing(id);
-        self.forget_spread(id);
+        self.ranges.forget(&self.life, id);
         if self.life.remove(id).is_some() && !self.life.waiting.is_empty() {
             self.life.changed().places = true;
         }

@@ -63,6 +63,7 @@ use crate::holds::Holds;
 use crate::lifecycle::Lifecycle;
 use crate::reallocation::Reallocation;
 use crate::share::{self};
+use crate::spreading::{Claims, Ranges};
 use crate::time::{Millis, Now};
 use crate::verification::Verification;
 use crate::view::LedgerView;
@@ -85,7 +86,7 @@ pub struct Policy {
     /// Moves between devices.
     pub(crate) reallocation: Reallocation,
     /// Ranges that several nodes compute.
-    pub(crate) spread: crate::spreading::growth::Memory,
+    pub(crate) ranges: Ranges,
     /// Comparisons of what nodes compute.
     pub(crate) verification: Verification,
     /// Live executions under which almost as many workers have ended as are allowed.
@@ -106,7 +107,7 @@ impl Policy {
             share: share::Memory::default(),
             realloc: crate::realloc::Memory::default(),
             reallocation: Reallocation::default(),
-            spread: crate::spreading::growth::Memory::default(),
+            ranges: Ranges::default(),
             verification: Verification::new(own),
             suspects: BTreeSet::new(),
             told: tell::Told::default(),
@@ -178,11 +179,12 @@ impl Policy {
                 execution,
                 epoch,
                 answer,
-            } => self.split_answered(execution, epoch, answer),
+            } => self.ranges.answered(execution, epoch, answer),
             Input::Ended { execution, seen } => {
                 self.orphan_seen(execution, seen);
                 self.looked_up(execution, seen);
-                self.spread_seen(execution, seen);
+                let holder = self.ranges.seen(&mut self.life, execution, seen);
+                self.wait_again(holder);
             }
             Input::Aged { up_to } => self.life.keep_aged(up_to),
             Input::Quota { tenant, quota } => self.quota(&tenant, quota),
@@ -275,7 +277,9 @@ impl Policy {
         }
         self.look_at_absent();
         self.look_at_deadlines();
-        self.look_at_spread();
+        let released = self.ranges.settle(&mut self.life);
+        self.wait_again(released);
+        self.let_ranges_grow();
         self.serve_waiting();
         self.look_at_quotas();
         self.preempt();
@@ -286,6 +290,26 @@ impl Policy {
             .review(&mut self.life, |life| self.share.served(life));
         self.verification.review(&mut self.life);
         self.tell_waiting();
+    }
+
+    fn let_ranges_grow(&mut self) {
+        for root in self.ranges.review(&mut self.life) {
+            let Some(one) = self.ranges.candidate(&self.life, root) else {
+                continue;
+            };
+            let claims = Claims {
+                gang_gathers: self.gathers(),
+                denied: self.denies_one_more(one.id),
+            };
+            self.ranges.grow(&mut self.life, root, one, claims);
+        }
+    }
+
+    /// Queues those of these executions that may wait for a place again.
+    pub(crate) fn wait_again(&mut self, ids: impl IntoIterator<Item = ExecutionId>) {
+        for id in ids {
+            self.wait_if_pending(id);
+        }
     }
 
     /// After a stall or a lost connection of this process, silence of nodes does not count.

@@ -228,7 +228,7 @@ impl Policy {
         for id in requeue {
             self.holds.unplaced.remove(&id);
             self.life.stop_waiting(id);
-            if self.awaits_parts(id) {
+            if self.ranges.awaits_parts(id) {
                 continue;
             }
             if let Some(tenant) = self.life.tenant(id) {

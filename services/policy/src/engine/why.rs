@@ -71,7 +71,7 @@ impl Policy {
             }
         }
         summary += &self.verification.in_words(&self.life, id);
-        summary += &self.spread_in_words(id);
+        summary += &self.ranges.in_words(&self.life, id);
         let here = e.stage.node();
         let apart = self.apart_from(now, id);
         let ask = Ask {

@@ -9,13 +9,14 @@ use fiec_schemas::ExecutionId;
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::spread::PARTS_LIMIT;
 
-use crate::engine::{Action, ControlOutcome, Policy};
+use super::Ranges;
+use super::growth::{Asked, Splittable, Stay, choose};
+use crate::engine::{Action, ControlOutcome};
+use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::Stage;
 use crate::lifecycle::cluster::execution::Avoided;
 use crate::lifecycle::placement::Ask;
 use crate::share::regret::move_ms;
-use crate::spreading::growth as spread;
-use crate::spreading::growth::{Asked, Splittable, Stay};
 use crate::time::Millis;
 
 /// Most members in one round.
@@ -23,37 +24,59 @@ const WINDOW: usize = 256;
 /// Most waiting profiles that are checked for a place.
 const PROFILES: usize = 16;
 
-impl Policy {
-    /// Reviews the next roots of spread ranges.
-    pub(crate) fn grow(&mut self) {
-        let from = self.spread.next.map_or(Bound::Unbounded, Bound::Included);
-        let mut members = self.spread.members.range((from, Bound::Unbounded));
-        let some: Vec<_> = members.by_ref().take(WINDOW).map(|(id, _)| *id).collect();
-        self.spread.next = members.next().map(|(id, _)| *id);
-        for id in some {
-            let whole = self.spread.root_of(id) == id;
-            if whole && self.life.is_mine(id) && !self.spread.orphans.contains_key(&id) {
-                self.grow_one(id);
-            }
+/// What others claim of the room that one more member would take.
+pub(crate) struct Claims {
+    /// A gang gathers places.
+    pub gang_gathers: bool,
+    /// Why the tenant's quota denies one more.
+    pub denied: Option<String>,
+}
+
+impl Ranges {
+    /// The roots of ranges that are reviewed in this round, one round each
+    /// [`crate::Config::spread_look_ms`]. Parts that found no place are given back first.
+    pub fn review(&mut self, life: &mut Lifecycle) -> Vec<ExecutionId> {
+        let now = life.now.mono;
+        if self.members.is_empty() || now.since(self.looked) < life.config.spread_look_ms {
+            return Vec::new();
         }
+        self.looked = now;
+        self.give_back(life);
+        let from = self.next.map_or(Bound::Unbounded, Bound::Included);
+        let mut members = self.members.range((from, Bound::Unbounded));
+        let some: Vec<_> = members.by_ref().take(WINDOW).map(|(id, _)| *id).collect();
+        self.next = members.next().map(|(id, _)| *id);
+        let mine = |id: &ExecutionId| {
+            let whole = self.root_of(*id) == *id;
+            whole && life.is_mine(*id) && !self.orphans.contains_key(id)
+        };
+        some.into_iter().filter(mine).collect()
     }
 
-    fn grow_one(&mut self, root: ExecutionId) {
-        let now = self.life.now;
-        self.settle_order(root);
-        let weighed = self.weigh(root);
-        let growth = self.spread.growth.entry(root).or_default();
-        let one = match weighed {
-            Ok(one) => one,
-            Err(stays) => {
-                growth.stays = Some(stays);
-                return;
-            }
-        };
-        let (Some(e), Some(member)) = (
-            self.life.cluster().execution(one.id),
-            self.spread.members.get(&one.id),
-        ) else {
+    /// The member of a range that would split now, if another place would be worth its cost.
+    pub fn candidate(&mut self, life: &Lifecycle, root: ExecutionId) -> Option<Splittable> {
+        self.settle_order(life, root);
+        self.choose(life, root)
+            .map_err(|stay| self.stays(root, stay))
+            .ok()
+    }
+
+    /// Orders the candidate of a range to split, if there is a place for one more that nobody else
+    /// claims.
+    pub fn grow(
+        &mut self,
+        life: &mut Lifecycle,
+        root: ExecutionId,
+        one: Splittable,
+        claims: Claims,
+    ) {
+        let now = life.now;
+        if let Err(stay) = self.has_place(life, root, one.id, claims) {
+            return self.stays(root, stay);
+        }
+        let growth = self.growth.entry(root).or_default();
+        let (Some(e), Some(member)) = (life.cluster().execution(one.id), self.members.get(&one.id))
+        else {
             return;
         };
         let Stage::Started(ix, _) = e.stage else {
@@ -66,18 +89,17 @@ impl Policy {
             clippy::cast_sign_loss,
             reason = "clamped"
         )]
-        let within = self.life.config.spread_answer_ms + capsules as u64;
+        let within = life.config.spread_answer_ms + capsules as u64;
         growth.asked = Some(Asked {
             execution: one.id,
             epoch: e.epoch,
             splits: member.spreading.splits,
-            at: now.mono,
             until: now.mono.plus(within),
             refused: None,
         });
         growth.stays = Some(Stay::Asked(one.id));
-        self.life.out.push(Action::Control {
-            node: self.life.cluster().node(ix).id.clone(),
+        life.out.push(Action::Control {
+            node: life.cluster().node(ix).id.clone(),
             request: ControlRequest::Split {
                 execution: one.id,
                 epoch: e.epoch,
@@ -87,17 +109,17 @@ impl Policy {
     }
 
     /// Evaluates the result of the last order.
-    fn settle_order(&mut self, root: ExecutionId) {
-        let now = self.life.now;
-        let retry = self.life.config.order_retry_ms;
-        let Some(growth) = self.spread.growth.get_mut(&root) else {
+    fn settle_order(&mut self, life: &Lifecycle, root: ExecutionId) {
+        let now = life.now;
+        let retry = life.config.order_retry_ms;
+        let Some(growth) = self.growth.get_mut(&root) else {
             return;
         };
         let Some(asked) = &growth.asked else {
             return;
         };
-        let e = self.life.cluster().execution(asked.execution);
-        let (Some(e), Some(member)) = (e, self.spread.members.get(&asked.execution)) else {
+        let e = life.cluster().execution(asked.execution);
+        let (Some(e), Some(member)) = (e, self.members.get(&asked.execution)) else {
             growth.asked = None;
             return;
         };
@@ -110,49 +132,66 @@ impl Policy {
         }
     }
 
+    /// Notes why a range is not spread further. Others must have room without a break.
+    fn stays(&mut self, root: ExecutionId, stay: Stay) {
+        let growth = self.growth.entry(root).or_default();
+        if matches!(
+            stay,
+            Stay::Full | Stay::Settling(_) | Stay::Others | Stay::NoRoom
+        ) {
+            growth.room_since = None;
+        }
+        growth.stays = Some(stay);
+    }
+
     /// Chooses the member that splits, or says why none does.
-    fn weigh(&mut self, root: ExecutionId) -> Result<Splittable, Stay> {
-        let now = self.life.now;
-        let growth = self.spread.growth.get(&root);
+    fn choose(&self, life: &Lifecycle, root: ExecutionId) -> Result<Splittable, Stay> {
+        let growth = self.growth.get(&root);
         if let Some(asked) = growth.and_then(|g| g.asked.as_ref()) {
             return Err(Stay::Asked(asked.execution));
         }
-        let (live, unborn) = self.spread.those_of(root);
-        let up_to = self.spread.members.get(&root);
+        let (live, unborn) = self.those_of(root);
+        let up_to = self.members.get(&root);
         let up_to = up_to.map_or(0, |m| m.spreading.up_to as usize);
         if live.len() + unborn.len() >= up_to {
-            self.no_room_since(root);
             return Err(Stay::Full);
         }
         let settles = live.iter().find(|id| {
-            let e = self.life.cluster().execution(**id);
+            let e = life.cluster().execution(**id);
             e.is_none_or(|e| !e.computes() || e.is_appending())
         });
         if let Some(id) = unborn.first().or(settles) {
-            let id = *id;
-            self.no_room_since(root);
-            return Err(Stay::Settling(id));
+            return Err(Stay::Settling(*id));
         }
-        let splittable: Vec<_> = live.iter().filter_map(|id| self.splittable(*id)).collect();
-        let (least, moves) = (
-            self.life.config.spread_least_ms,
-            self.life.config.spread_moves,
-        );
-        let chosen = spread::choose(&splittable, least, moves)?;
-        if self.others_wait() {
-            self.no_room_since(root);
+        let splittable: Vec<_> = live
+            .iter()
+            .filter_map(|id| self.splittable(life, *id))
+            .collect();
+        let (least, moves) = (life.config.spread_least_ms, life.config.spread_moves);
+        choose(&splittable, least, moves)
+    }
+
+    /// Checks that there has been a place for one more long enough.
+    fn has_place(
+        &mut self,
+        life: &mut Lifecycle,
+        root: ExecutionId,
+        like: ExecutionId,
+        claims: Claims,
+    ) -> Result<(), Stay> {
+        let now = life.now;
+        if life.cluster().changed.newcomers || claims.gang_gathers || others_wait(life) {
             return Err(Stay::Others);
         }
-        if let Some(denied) = self.denies_one_more(chosen.id) {
+        if let Some(denied) = claims.denied {
             return Err(Stay::Quota(denied));
         }
-        if !self.has_room(chosen.id, &live) {
-            self.no_room_since(root);
+        if !self.has_room(life, root, like) {
             return Err(Stay::NoRoom);
         }
-        let growth = self.spread.growth.entry(root).or_default();
+        let growth = self.growth.entry(root).or_default();
         let since = *growth.room_since.get_or_insert(now.mono);
-        if now.mono.since(since) < self.life.config.spread_dwell_ms {
+        if now.mono.since(since) < life.config.spread_dwell_ms {
             return Err(Stay::Soon);
         }
         if now.mono < growth.not_before {
@@ -161,34 +200,25 @@ impl Policy {
                 because: growth.because.clone(),
             });
         }
-        Ok(chosen)
-    }
-
-    fn no_room_since(&mut self, root: ExecutionId) {
-        if let Some(growth) = self.spread.growth.get_mut(&root) {
-            growth.room_since = None;
-        }
+        Ok(())
     }
 
     /// The remaining range of a member that could be split now.
-    fn splittable(&self, id: ExecutionId) -> Option<Splittable> {
-        let now = self.life.now;
-        let (e, member) = (
-            self.life.cluster().execution(id)?,
-            self.spread.members.get(&id)?,
-        );
+    fn splittable(&self, life: &Lifecycle, id: ExecutionId) -> Option<Splittable> {
+        let now = life.now;
+        let (e, member) = (life.cluster().execution(id)?, self.members.get(&id)?);
         if !matches!(e.stage, Stage::Started(..)) {
             return None;
         }
         let told = e.was_told(now.mono);
         let full = member.spreading.parts.len() >= PARTS_LIMIT;
-        let failing = self.spread.failing.contains_key(&id);
+        let failing = self.failing.contains_key(&id);
         if member.requested || e.order().is_some() || told || full || failing {
             return None;
         }
-        let rhythm = self.life.rhythms.get(&id);
+        let rhythm = life.rhythms.get(&id);
         let each_ms = rhythm?.quantile(0.5)?;
-        let moves_ms = move_ms(e, rhythm, &self.life.take_up);
+        let moves_ms = move_ms(e, rhythm, &life.take_up);
         Some(Splittable {
             id,
             left: member.left?,
@@ -197,38 +227,15 @@ impl Policy {
         })
     }
 
-    /// True if another waiting execution has a place, or a gang gathers places.
-    fn others_wait(&mut self) -> bool {
-        if self.life.cluster().changed.newcomers {
-            return true;
-        }
-        let waits = |id| {
-            let e = self.life.cluster().execution(id);
-            e.is_some_and(|e| e.stage == Stage::Pending)
-        };
-        let mut gangs = self.holds.gangs.values();
-        let gathers = gangs.any(|gang| {
-            let members = gang.complete();
-            members.is_some_and(|ids| ids.into_iter().any(waits))
-        });
-        if gathers {
-            return true;
-        }
-        let profiles: Vec<_> = self.life.waiting.profiles().take(PROFILES).collect();
-        profiles.into_iter().any(|profile| {
-            let ask = Ask::new(profile);
-            self.life.choose(&ask).is_some()
-        })
-    }
-
     /// True if one more execution like this finds a place: on a node without a member, or on any
     /// free device if the members run on devices.
-    fn has_room(&mut self, like: ExecutionId, live: &[ExecutionId]) -> bool {
-        let Some(e) = self.life.cluster().execution(like) else {
+    fn has_room(&self, life: &mut Lifecycle, root: ExecutionId, like: ExecutionId) -> bool {
+        let Some(e) = life.cluster().execution(like) else {
             return false;
         };
+        let (live, _) = self.those_of(root);
         let here = live.iter().filter(|_| e.device().is_none());
-        let here = here.filter_map(|id| self.life.cluster().execution(*id)?.stage.node());
+        let here = here.filter_map(|id| life.cluster().execution(*id)?.stage.node());
         let avoid: Vec<_> = here
             .map(|node| Avoided {
                 node,
@@ -241,23 +248,29 @@ impl Policy {
             free_slot: true,
             ..Ask::new(e.profile)
         };
-        self.life.choose(&ask).is_some()
+        life.choose(&ask).is_some()
     }
 
     /// Handles the answer to an order to split.
-    pub(crate) fn split_answered(&mut self, id: ExecutionId, epoch: u64, outcome: ControlOutcome) {
+    pub fn answered(&mut self, id: ExecutionId, epoch: u64, outcome: ControlOutcome) {
         let refused = match outcome {
             ControlOutcome::Taken => return,
             ControlOutcome::Refused(reason) | ControlOutcome::Moving(reason) => reason,
             ControlOutcome::NotHeld => "its node does not hold it".to_owned(),
             ControlOutcome::NoAnswer => "its node did not answer".to_owned(),
         };
-        let root = self.spread.root_of(id);
-        let growth = self.spread.growth.get_mut(&root);
+        let root = self.root_of(id);
+        let growth = self.growth.get_mut(&root);
         if let Some(asked) = growth.and_then(|g| g.asked.as_mut())
             && (asked.execution, asked.epoch) == (id, epoch)
         {
             asked.refused = Some(refused);
         }
     }
+}
+
+/// True if another waiting execution has a place.
+fn others_wait(life: &mut Lifecycle) -> bool {
+    let profiles: Vec<_> = life.waiting.profiles().take(PROFILES).collect();
+    profiles.into_iter().any(|profile| life.is_open(profile))
 }
