@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fiec_broker::{AppendError, Draft, Entry, Tip, store};
-use fiec_policy::holds::{Fate, Seen};
+use fiec_policy::{Fate, Seen};
 use fiec_schemas::{Event, ExecutionId, ExecutionState, Phase, RequestKind, Submission, Tenant};
 
 use crate::effects::Effects;

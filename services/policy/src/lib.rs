@@ -17,8 +17,10 @@
 
 pub mod config;
 pub mod engine;
+mod fate;
 pub mod holds;
 mod lifecycle;
+mod quotas;
 pub mod realloc;
 mod reallocation;
 pub mod share;
@@ -32,7 +34,13 @@ pub use engine::{
     Action, ControlOutcome, Duties, Good, Input, Judged, NewExecution, Policy, Remembered,
     Submitted, Ticket, UnknownNode, YieldRefusal,
 };
+pub use fate::{Fate, Seen};
 pub use lifecycle::cluster::{hysteresis, quick};
 pub use lifecycle::replicas;
 pub use time::{Millis, Now};
 pub use view::LedgerView;
+
+/// Changes to the reservations of a tenant.
+pub mod reservations {
+    pub use crate::quotas::change::{Change, apply};
+}

@@ -7,9 +7,9 @@ mod world;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use fiec_policy::holds::reserve::{Change, apply};
-use fiec_policy::holds::{Fate, Seen};
+use fiec_policy::reservations::{Change, apply};
 use fiec_policy::{Action, Config, Input, Judged, LedgerView, Millis, NewExecution, Now, Policy};
+use fiec_policy::{Fate, Seen};
 use fiec_schemas::quota::{Quota, Reservations};
 use fiec_schemas::trust::{Proof, SignedProof};
 use fiec_schemas::{

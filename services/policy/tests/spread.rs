@@ -5,7 +5,7 @@
 mod world;
 
 use fiec_policy::Input;
-use fiec_policy::holds::Seen;
+use fiec_policy::Seen;
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::{Cause, Digest, Event, ExecutionId, Phase};
 use proptest::prelude::*;

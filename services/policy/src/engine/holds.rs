@@ -4,7 +4,8 @@
 use fiec_schemas::{BatchId, Event, ExecutionId, Fault, Tenant};
 
 use super::{Action, Policy};
-use crate::holds::{Awaited, Fate, Held, HoldSpec, Seen};
+use crate::fate::{Fate, Seen};
+use crate::holds::{Awaited, Held, HoldSpec};
 use crate::lifecycle::cluster::Stage;
 use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::time::Millis;

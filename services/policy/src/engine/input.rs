@@ -11,7 +11,7 @@ use fiec_schemas::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::holds::Seen;
+use crate::fate::Seen;
 use crate::verification::Named;
 
 /// Identifies a question that waits for its answer.

@@ -13,8 +13,8 @@
 //! * [`orders`] moves running executions: pressure, drains, operators.
 //! * [`leaving`] empties a node before it leaves.
 //! * [`aside`] parks preempted executions if a park is cheaper than a move.
-//! * [`holds`], [`reserve`], [`free`], [`adopt`] and [`gang`] hold executions back that wait for others;
-//!   [`first`] reserves places for a gang, [`room`] finds them, [`over`] preempts beyond a quota.
+//! * [`holds`] and [`gang`] hold executions back that wait for others; [`first`] reserves places for a
+//!   gang, [`room`] finds them.
 //! * [`nodes`] reviews the executions of nodes that are silent, lost or unviable; [`absent`] forgets
 //!   nodes, [`reconcile`] binds again what a node lacks.
 //! * [`why`] explains to people, [`tell`] records explanations, [`offers`] lists programs,
@@ -22,7 +22,6 @@
 
 mod absent;
 mod action;
-mod adopt;
 mod appends;
 mod aside;
 mod beliefs;
@@ -31,7 +30,6 @@ mod deadly;
 mod duties;
 mod fill;
 mod first;
-mod free;
 mod gang;
 mod holds;
 mod input;
@@ -41,14 +39,12 @@ mod ledger;
 mod nodes;
 mod offers;
 mod orders;
-mod over;
 mod preempt;
 mod questions;
 mod realloc;
 mod reconcile;
 mod refusal;
 mod requests;
-mod reserve;
 mod room;
 mod tell;
 mod victims;

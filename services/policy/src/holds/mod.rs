@@ -2,81 +2,25 @@
 //! the limits of its batch and its tenant. Only executions with such a field, and tenants with
 //! limits, have entries here.
 
-pub mod excess;
 pub mod first;
-pub mod reserve;
 pub mod room;
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use fiec_schemas::quota::{Quota, Reservation, Reservations};
+use fiec_schemas::quota::{Quota, Reservations};
 use fiec_schemas::scheduling::{AfterOutcome, Dependency, Gang};
 use fiec_schemas::{
-    BatchId, BatchName, Cause, ExecutionId, InstanceId, PhaseKind, Sequence, Submission, Tenant,
-    Timestamp,
+    BatchId, BatchName, ExecutionId, InstanceId, Sequence, Submission, Tenant, Timestamp,
 };
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
+use crate::fate::{Fate, Seen};
+use crate::quotas::batch::Limited;
+use crate::quotas::table::{Place, Queued, Table, Trimmed};
 use crate::time::Millis;
 
 /// After this many answers in a row that are older than the known state, the answer counts.
 const BEHIND: u8 = 3;
-
-/// The end of an execution.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Fate {
-    /// It completed.
-    Completed,
-    /// It failed.
-    Failed,
-    /// It was cancelled.
-    Cancelled,
-    /// A part that ended early: its holder computes the rest.
-    Returned,
-}
-
-impl Fate {
-    /// The end that a phase stands for. None if the execution still lives.
-    pub fn of(phase: PhaseKind) -> Option<Self> {
-        match phase {
-            PhaseKind::Completed => Some(Fate::Completed),
-            PhaseKind::Failed => Some(Fate::Failed),
-            PhaseKind::Cancelled => Some(Fate::Cancelled),
-            PhaseKind::Returned => Some(Fate::Returned),
-            PhaseKind::Pending
-            | PhaseKind::Bound
-            | PhaseKind::Started
-            | PhaseKind::Paused
-            | PhaseKind::Held
-            | PhaseKind::Verifying => None,
-        }
-    }
-
-    /// The words for people.
-    pub fn in_words(self) -> &'static str {
-        match self {
-            Fate::Completed => "completed",
-            Fate::Failed => "failed",
-            Fate::Cancelled => "was cancelled",
-            Fate::Returned => "was given back",
-        }
-    }
-}
-
-/// Result of a look at the last message of a ledger.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Seen {
-    /// The execution lives.
-    Lives,
-    /// The ledger has no message.
-    Vanished,
-    /// The execution has ended.
-    #[serde(untagged)]
-    Ended(Fate),
-}
 
 /// The fields of a submission that may hold it back.
 #[derive(Debug, Default, Deserialize)]
@@ -181,50 +125,6 @@ impl Held {
     }
 }
 
-/// A batch with a limit on concurrent executions.
-#[derive(Debug, Default)]
-pub struct Limited {
-    /// Its live executions, each with the limit that it states.
-    members: BTreeMap<ExecutionId, Option<u32>>,
-    /// Number of executions that state each limit. It makes `at_once` cheap for batches of a
-    /// hundred thousand.
-    limits: BTreeMap<u32, u32>,
-}
-
-impl Limited {
-    /// Adds a live execution with the limit that it states.
-    pub fn insert(&mut self, id: ExecutionId, limit: Option<u32>) {
-        self.remove(id);
-        self.members.insert(id, limit);
-        if let Some(limit) = limit {
-            *self.limits.entry(limit).or_default() += 1;
-        }
-    }
-
-    /// Removes an execution that no longer lives.
-    pub fn remove(&mut self, id: ExecutionId) {
-        let Some(Some(limit)) = self.members.remove(&id) else {
-            return;
-        };
-        if let Some(count) = self.limits.get_mut(&limit) {
-            *count -= 1;
-            if *count == 0 {
-                self.limits.remove(&limit);
-            }
-        }
-    }
-
-    /// True if no execution of the batch lives.
-    pub fn is_empty(&self) -> bool {
-        self.members.is_empty()
-    }
-
-    /// The smallest limit that one of them states.
-    pub fn at_once(&self) -> Option<u32> {
-        self.limits.first_key_value().map(|(limit, _)| *limit)
-    }
-}
-
 /// Identifies a gang.
 pub type GangKey = (Tenant, BatchName);
 
@@ -258,56 +158,6 @@ impl Together {
         let first: Vec<_> = self.members.iter().take(size).map(|(_, id)| *id).collect();
         (first.len() == size).then_some(first)
     }
-}
-
-/// A tenant's reservations as known here.
-#[derive(Debug, Default)]
-pub struct Table {
-    /// Sequence of the message.
-    pub seq: Sequence,
-    /// Its entries.
-    pub entries: BTreeMap<ExecutionId, Reservation>,
-    /// Time of the change that was requested and not answered yet.
-    pub asked: Option<Millis>,
-    /// The executions that this change frees.
-    pub freeing: BTreeSet<ExecutionId>,
-    /// True if it was read, not only received as news, since the last stall.
-    pub fresh: bool,
-    /// Number of answers in a row that were older than the known state.
-    pub behind: u8,
-    /// True if the running executions were checked for missing reservations.
-    pub scanned: bool,
-    /// True if the memory of its entries was checked.
-    pub amended: bool,
-    /// Since when there have been entries of gone replicas that another replica is to take over.
-    pub left: Option<Millis>,
-    /// Entries to free, with the earliest time.
-    pub to_free: BTreeMap<ExecutionId, Millis>,
-}
-
-/// An execution that was ordered to yield for its tenant's quota.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Trimmed {
-    /// The epoch of the order.
-    pub epoch: u64,
-    /// Number of orders.
-    pub tries: u32,
-    /// The cause.
-    pub cause: Cause,
-}
-
-/// Order of the executions that want a reservation: higher priority first, then older first.
-pub type Place = (Reverse<i16>, Timestamp, ExecutionId);
-
-/// How an execution waits for a reservation.
-#[derive(Debug, Clone, Copy)]
-pub struct Queued {
-    /// Its place in the queue.
-    pub place: Place,
-    /// It is not requested before.
-    pub from: Millis,
-    /// Since when there has been room and another replica is to reserve it.
-    pub left: Option<Millis>,
 }
 
 /// The state of all holds.
@@ -460,32 +310,5 @@ impl Holds {
                 self.queue.remove(tenant);
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_batch_runs_as_few_at_once_as_one_of_its_live_members_says() {
-        let id = |number| ExecutionId(uuid::Uuid::from_u128(number));
-        let mut batch = Limited::default();
-        batch.insert(id(1), None);
-        assert_eq!(batch.at_once(), None);
-        batch.insert(id(2), Some(5));
-        batch.insert(id(3), Some(3));
-        batch.insert(id(4), Some(3));
-        // The same execution with another limit.
-        batch.insert(id(4), Some(4));
-        assert_eq!(batch.at_once(), Some(3));
-        batch.remove(id(3));
-        assert_eq!(batch.at_once(), Some(4));
-        batch.remove(id(4));
-        batch.remove(id(4));
-        assert_eq!(batch.at_once(), Some(5));
-        batch.remove(id(2));
-        batch.remove(id(1));
-        assert!(batch.is_empty() && batch.at_once().is_none());
     }
 }

@@ -98,7 +98,7 @@ impl Ranges {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::holds::Fate;
+    use crate::fate::Fate;
     use uuid::Uuid;
 
     fn id(n: u128) -> ExecutionId {

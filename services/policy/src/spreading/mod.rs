@@ -34,7 +34,7 @@ use std::collections::BTreeMap;
 
 use fiec_schemas::{Cause, EventKind, ExecutionId, PhaseKind};
 
-use crate::holds::{Fate, Seen};
+use crate::fate::{Fate, Seen};
 use crate::lifecycle::Lifecycle;
 use crate::time::Millis;
 use crate::view::LedgerView;

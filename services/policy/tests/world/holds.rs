@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use fiec_policy::holds::reserve;
-use fiec_policy::holds::{Fate, Seen};
+use fiec_policy::reservations;
 use fiec_policy::{Action, Input};
+use fiec_policy::{Fate, Seen};
 use fiec_schemas::quota::{Quota, Reservations};
 use fiec_schemas::{ExecutionId, Tenant};
 use fiec_simulator::decide::Decide as _;
@@ -57,7 +57,7 @@ impl World {
                     change,
                 } => {
                     let (seq, table) = self.holds.tables.entry(tenant.clone()).or_default();
-                    let after = reserve::apply(table, quota.as_ref(), &change);
+                    let after = reservations::apply(table, quota.as_ref(), &change);
                     if after != *table || change.fence {
                         (*seq, *table) = (*seq + 1, after);
                     }

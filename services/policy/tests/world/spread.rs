@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use fiec_policy::holds::{Fate, Seen};
+use fiec_policy::{Fate, Seen};
 use fiec_schemas::programs::TileRange;
 use fiec_schemas::spread::{part_id, tiles};
 

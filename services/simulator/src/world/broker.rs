@@ -4,7 +4,7 @@ use super::*;
 use crate::broken::{self, Rule};
 use crate::feed;
 use exec::Past;
-use fiec_policy::holds::Fate;
+use fiec_policy::Fate;
 use fiec_schemas::{Cause, LedgerMessage};
 
 /// Result of an append at the broker.

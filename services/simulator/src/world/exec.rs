@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fiec_policy::holds::Fate;
+use fiec_policy::Fate;
 use fiec_schemas::programs::TileRange;
 use fiec_schemas::scheduling::AfterOutcome;
 use fiec_schemas::spread::Part;

@@ -7,7 +7,7 @@ use super::*;
 use crate::broken::Rule;
 use crate::scenario::Workload;
 use exec::{Held, Waits};
-use fiec_policy::holds::Fate;
+use fiec_policy::Fate;
 use fiec_schemas::BatchName;
 use fiec_schemas::scheduling::{AFTER_LIMIT, AfterOutcome, Dependency, Gang as GangSpec, OnMiss};
 

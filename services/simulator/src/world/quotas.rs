@@ -4,7 +4,7 @@
 
 use super::*;
 use crate::broken::Rule;
-use fiec_policy::holds::reserve::{Change, apply};
+use fiec_policy::reservations::{Change, apply};
 use fiec_schemas::IdError;
 use fiec_schemas::quota::{Quota, Reservations};
 

@@ -14,7 +14,7 @@ use super::*;
 use crate::broken::Rule;
 use crate::world::broker::Author;
 use exec::{Tiles, Waits};
-use fiec_policy::holds::Fate;
+use fiec_policy::Fate;
 use fiec_schemas::Cause;
 use fiec_schemas::programs::TileRange;
 use fiec_schemas::spread::{Part, Spreading};

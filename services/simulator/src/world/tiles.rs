@@ -4,7 +4,7 @@
 use super::*;
 use crate::node::{Run, Write};
 use crate::world::worker::digest;
-use fiec_policy::holds::Fate;
+use fiec_policy::Fate;
 use fiec_schemas::programs::TileRange;
 use fiec_schemas::spread::{PARTS_LIMIT, part_id};
 use fiec_schemas::{BoundaryEvent, Cause, Fault};

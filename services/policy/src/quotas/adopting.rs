@@ -4,9 +4,9 @@
 use fiec_schemas::quota::{Quota, Reservation};
 use fiec_schemas::{ExecutionId, Tenant};
 
-use super::Policy;
-use crate::holds::reserve::Change;
+use crate::engine::Policy;
 use crate::lifecycle::cluster::{Execution, Stage};
+use crate::quotas::change::Change;
 
 impl Policy {
     /// The part of its tenant's limits that an execution uses.

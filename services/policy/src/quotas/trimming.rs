@@ -16,10 +16,10 @@ use fiec_schemas::quota::Quota;
 use fiec_schemas::scheduling::Rule;
 use fiec_schemas::{Cause, ExecutionId, Tenant};
 
-use super::Policy;
-use crate::holds::Trimmed;
-use crate::holds::excess::{self, Has};
+use crate::engine::Policy;
 use crate::lifecycle::cluster::{Execution, Stage, Wanted};
+use crate::quotas::excess::{self, Has};
+use crate::quotas::table::Trimmed;
 use crate::share::order;
 use crate::share::pause::seconds;
 use crate::share::regret::Regret;

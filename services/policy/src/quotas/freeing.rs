@@ -8,10 +8,10 @@
 use fiec_schemas::quota::Reservation;
 use fiec_schemas::{ExecutionId, Tenant};
 
-use super::Policy;
-use crate::holds::Seen;
-use crate::holds::reserve::Change;
+use crate::engine::Policy;
+use crate::fate::Seen;
 use crate::lifecycle::cluster::{Execution, Stage};
+use crate::quotas::change::Change;
 use crate::time::Millis;
 
 /// True if an append of the replica before could still bind the execution under its reservation.

@@ -7,7 +7,7 @@
 //! 2. Only the replica that made it binds under it and, while the execution lives, frees it. It
 //!    frees only when no append of its own is in flight.
 //! 3. If that replica is gone, another one takes the reservation over. It frees it only after the
-//!    execution's ledger has moved on, so that an append still in flight must fail ([`super::free`]).
+//!    execution's ledger has moved on, so that an append still in flight must fail ([`super::freeing`]).
 //!
 //! A replica that was stalled or cut off reads its reservations again before it trusts them.
 //!
@@ -24,10 +24,10 @@ use std::collections::BTreeSet;
 use fiec_schemas::quota::{Quota, Reservation, Reservations};
 use fiec_schemas::{ExecutionId, PhaseKind, Sequence, Tenant};
 
-use super::{Action, Policy};
-use crate::holds::Fate;
-use crate::holds::reserve::{Change, Denied, Sum};
+use crate::engine::{Action, Policy};
+use crate::fate::Fate;
 use crate::lifecycle::cluster::Stage;
+use crate::quotas::change::{Change, Denied, Sum};
 use crate::time::Millis;
 
 /// Most sets of reservations in one change.
