@@ -242,7 +242,7 @@ impl Policy {
         let Some(e) = self.life.cluster().execution(id) else {
             return;
         };
-        if e.stage == Stage::Pending && !self.is_admitted(id) {
+        if e.stage == Stage::Pending && !self.quotas.is_admitted(&self.life, id) {
             if let Some(ticket) = ticket {
                 let words = self.held_in_words(id).unwrap_or_default();
                 self.life.out.push(Action::Refuse {

@@ -128,10 +128,7 @@ impl Policy {
                 continue;
             };
             let since = *gang.ready_since.get_or_insert(now.mono);
-            let table = self.holds.tables.get(&key.0);
-            let reserved =
-                table.is_some_and(|t| members.iter().all(|id| t.entries.contains_key(id)));
-            if !reserved {
+            if !self.quotas.have_reserved(&key.0, &members) {
                 continue;
             }
             let Some(waiter) = self.life.waiter_of(members[0]) else {
@@ -263,7 +260,10 @@ impl Policy {
         };
         let (members, key) = (first.members.clone(), first.key.clone());
         // The replica that holds the reservations of all members acts, whichever is preferred now.
-        if !members.iter().all(|id| self.is_admitted(*id)) {
+        if !members
+            .iter()
+            .all(|id| self.quotas.is_admitted(&self.life, *id))
+        {
             return;
         }
         let gang = self.holds.gangs.get(&key);

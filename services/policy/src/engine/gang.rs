@@ -16,12 +16,11 @@ use fiec_schemas::{Cause, Event, ExecutionId, Tenant, Timestamp};
 
 use super::{Action, Policy};
 use crate::holds::GangKey;
+use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::Stage;
 use crate::lifecycle::placement::Ask;
 use crate::time::Millis;
 
-/// Key by which replicas agree who places gangs.
-const PLACER: &[u8] = b"gangs";
 /// Time until a gang without places is tried again, in ms.
 const AGAIN_MS: u64 = 500;
 
@@ -39,37 +38,14 @@ impl Policy {
         })
     }
 
-    /// True if this replica places gangs.
-    pub(crate) fn places_gangs(&self) -> bool {
-        self.life.replicas.prefers_self(PLACER)
-    }
-
-    fn gang_of(&self, id: ExecutionId) -> Option<GangKey> {
-        let gang = self.holds.held.get(&id)?.gang.as_ref()?;
-        let tenant = self.life.cluster().execution(id)?.tenant.clone();
-        Some((tenant, gang.name.clone()))
-    }
-
     /// True for a member that is bound on its own because its gang has begun.
     pub(crate) fn is_alone(&self, id: ExecutionId) -> bool {
-        let Some(gang) = self.gang_of(id).and_then(|key| self.holds.gangs.get(&key)) else {
-            return true;
-        };
-        if gang.begun.is_some() {
-            return !(gang.dissolving && gang.complete().is_some());
-        }
-        // A bound gang with members that have ended must have begun earlier.
-        let bound = self
-            .life
-            .cluster()
-            .execution(id)
-            .is_some_and(|e| e.epoch > 0);
-        bound && !gang.given_back && gang.complete().is_none()
+        self.holds.is_alone(&self.life, id)
     }
 
     /// True while the capsule of a binding must wait for the rest of its gang.
     pub fn withholds(&self, id: ExecutionId) -> bool {
-        let Some(gang) = self.gang_of(id).and_then(|key| self.holds.gangs.get(&key)) else {
+        let Some(gang) = gang_of(&self.life, id).and_then(|key| self.holds.gangs.get(&key)) else {
             return false;
         };
         // A gang that has begun waits for nobody, even if members have ended since.
@@ -104,7 +80,9 @@ impl Policy {
         if self.holds.gangs.is_empty() {
             return;
         }
-        let Some(key) = self.gang_of(id) else { return };
+        let Some(key) = gang_of(&self.life, id) else {
+            return;
+        };
         let started = matches!(self.life.stage(id), Some(Stage::Started(..)));
         if let Some(gang) = self.holds.gangs.get_mut(&key) {
             if started && gang.begun.is_none() {
@@ -143,7 +121,7 @@ impl Policy {
                 members.len()
             );
         }
-        let waits = self.unreserved_in_words(members[0]);
+        let waits = self.quotas.in_words(&self.life, members[0], &self.sets());
         let lacking = together.lacking.as_ref().map(Vec::len);
         let waits = waits.unwrap_or_else(|| match lacking {
             Some(lacking) => {
@@ -169,7 +147,7 @@ impl Policy {
     /// True for a pending member whose dependencies have ended.
     pub(crate) fn is_ready(&self, id: ExecutionId) -> bool {
         let held = self.holds.held.get(&id);
-        let free = held.is_some_and(|h| h.after.is_empty() && h.fails.is_none());
+        let free = held.is_none_or(|h| h.after.is_empty() && h.fails.is_none());
         let e = self.life.cluster().execution(id);
         free && e.is_some_and(|e| e.stage == Stage::Pending && !e.is_appending())
     }
@@ -206,7 +184,11 @@ impl Policy {
         if members.iter().all(|id| is(id, true)) {
             // The replica that bound them sends the capsules. If it is gone, the sweep of each
             // member does.
-            if !sent && members.iter().all(|id| self.is_admitted(*id)) {
+            if !sent
+                && members
+                    .iter()
+                    .all(|id| self.quotas.is_admitted(&self.life, *id))
+            {
                 members.iter().for_each(|id| self.life.send_capsule(*id));
             }
             if let Some(gang) = self.holds.gangs.get_mut(key) {
@@ -229,7 +211,7 @@ impl Policy {
         }
         let mut admitted = true;
         for id in &members {
-            admitted &= self.admit(*id);
+            admitted &= self.quotas.admit(&mut self.life, *id);
         }
         if admitted {
             let lacking = self.place_gang(&members);
@@ -301,7 +283,7 @@ impl Policy {
     /// back after a timeout. Returns false if the gang is fully bound.
     pub(crate) fn wait_for_gang(&mut self, id: ExecutionId) -> bool {
         let now = self.life.now;
-        let Some(key) = self.gang_of(id) else {
+        let Some(key) = gang_of(&self.life, id) else {
             return false;
         };
         let Some(gang) = self.holds.gangs.get(&key).filter(|g| g.begun.is_none()) else {
@@ -396,7 +378,7 @@ impl Policy {
             gang.dissolving = true;
         }
         let late = self.life.config.gang_ms + self.life.config.order_grace_ms;
-        if !self.places_gangs() && now.mono.since(begun) < late {
+        if !self.life.places_gangs() && now.mono.since(begun) < late {
             return true;
         }
         for id in members {
@@ -425,5 +407,35 @@ impl Policy {
             gang.begun = Some(now.mono);
         }
         true
+    }
+}
+
+/// The gang of an execution.
+fn gang_of(life: &Lifecycle, id: ExecutionId) -> Option<GangKey> {
+    let gang = life.bonds(id)?.gang.as_ref()?;
+    let tenant = life.cluster().execution(id)?.tenant.clone();
+    Some((tenant, gang.name.clone()))
+}
+
+impl crate::holds::Holds {
+    /// True for a member that is bound on its own because its gang has begun.
+    pub(crate) fn is_alone(&self, life: &Lifecycle, id: ExecutionId) -> bool {
+        let Some(gang) = gang_of(life, id).and_then(|key| self.gangs.get(&key)) else {
+            return true;
+        };
+        if gang.begun.is_some() {
+            return !(gang.dissolving && gang.complete().is_some());
+        }
+        // A bound gang with members that have ended must have begun earlier.
+        let bound = life.cluster().execution(id).is_some_and(|e| e.epoch > 0);
+        bound && !gang.given_back && gang.complete().is_none()
+    }
+
+    /// The executions that are reserved together: the gang, or only this one.
+    pub(crate) fn set_of(&self, life: &Lifecycle, id: ExecutionId) -> Option<Vec<ExecutionId>> {
+        match gang_of(life, id) {
+            Some(key) if !self.is_alone(life, id) => self.gangs.get(&key)?.complete(),
+            _ => Some(vec![id]),
+        }
     }
 }

@@ -1,13 +1,16 @@
 //! Applies what holds executions back. This file has the dependencies; [`super::reserve`] has
 //! reservations and [`super::gang`] gangs.
 
-use fiec_schemas::{BatchId, Event, ExecutionId, Fault, Tenant};
+use fiec_schemas::{BatchId, Event, ExecutionId, Fault, PhaseKind, Tenant};
 
 use super::{Action, Policy};
 use crate::fate::{Fate, Seen};
-use crate::holds::{Awaited, Held, HoldSpec};
+use crate::holds::{Awaited, Held, HoldSpec, Holds};
+use crate::lifecycle::Lifecycle;
+use crate::lifecycle::bonds::Bonds;
 use crate::lifecycle::cluster::Stage;
 use crate::lifecycle::cluster::profile::ProfileIx;
+use crate::quotas::Sets;
 use crate::time::Millis;
 
 /// Most ledgers that one round looks at.
@@ -26,15 +29,7 @@ impl Policy {
         let Some(spec) = spec else {
             return;
         };
-        let mut held = Held {
-            batch: spec
-                .batch
-                .as_ref()
-                .map(|name| BatchId::from_client(tenant, name)),
-            at_once: spec.at_once,
-            gang: spec.gang,
-            ..Held::default()
-        };
+        let mut held = Held::default();
         for dependency in spec.after.iter().filter(|_| !bound) {
             // A dependency without an execution was refused on submission.
             if let Some(other) = dependency.execution(tenant)
@@ -53,21 +48,27 @@ impl Policy {
                 self.holds.look_at.entry(awaited.id).or_default();
             }
         }
-        if let Some(batch) = held.batch {
-            let batch = self.holds.batches.entry(batch).or_default();
-            batch.insert(id, held.at_once);
-        }
+        let batch = spec.batch.as_ref();
+        let bonds = Bonds {
+            batch: batch.map(|name| BatchId::from_client(tenant, name)),
+            at_once: spec.at_once,
+            gang: spec.gang,
+        };
+        self.life.note_bonds(id, bonds);
+        self.quotas.join(&self.life, id);
         self.life.changed().holds = true;
-        self.holds.held.insert(id, Box::new(held));
+        if !held.after.is_empty() {
+            self.holds.held.insert(id, Box::new(held));
+        }
         self.join_gang(id);
     }
 
     /// True for a new execution that must not be bound by its first message.
     pub(crate) fn begins_held(&self, tenant: &Tenant, spec: Option<&HoldSpec>) -> bool {
         let batch = |name| BatchId::from_client(tenant, name);
-        self.holds.limits(tenant)
+        self.quotas.is_limited(tenant)
             || spec.is_some_and(|spec| {
-                let limited = self.holds.at_once(spec.batch.as_ref().map(batch));
+                let limited = self.quotas.at_once(spec.batch.as_ref().map(batch));
                 let own = !spec.after.is_empty() || spec.gang.is_some() || spec.at_once.is_some();
                 own || limited.is_some()
             })
@@ -75,7 +76,7 @@ impl Policy {
 
     /// Adds a known execution to its gang.
     fn join_gang(&mut self, id: ExecutionId) {
-        let Some(gang) = self.holds.held.get(&id).and_then(|h| h.gang.clone()) else {
+        let Some(gang) = self.life.bonds(id).and_then(|b| b.gang.clone()) else {
             return;
         };
         let Some(e) = self.life.cluster().execution(id) else {
@@ -157,7 +158,7 @@ impl Policy {
         let Some(e) = self.life.cluster().execution(id) else {
             return;
         };
-        if self.holds.is_idle() {
+        if self.is_unbound() {
             return;
         }
         let (tenant, started) = (e.tenant.clone(), matches!(e.stage, Stage::Started(..)));
@@ -172,22 +173,18 @@ impl Policy {
                     }
                 }
             }
-            if let Some(batch) = held.batch
-                && let Some(limited) = self.holds.batches.get_mut(&batch)
-            {
-                limited.remove(id);
-                if limited.is_empty() {
-                    self.holds.batches.remove(&batch);
-                }
-            }
-            if let Some(gang) = held.gang {
-                self.leave_gang((tenant.clone(), gang.name), member, started);
-            }
+        }
+        if let Some(gang) = self.life.bonds(id).and_then(|bonds| bonds.gang.clone()) {
+            self.leave_gang((tenant, gang.name), member, started);
         }
         self.holds.failing.remove(&id);
-        self.holds.unplaced.remove(&id);
-        self.holds.dequeue(&tenant, id);
-        self.free_soon(&tenant, id);
+        self.quotas.forget(&mut self.life, id);
+        self.life.forget_bonds(id);
+    }
+
+    /// True if no execution is held back and no tenant has limits.
+    pub(crate) fn is_unbound(&self) -> bool {
+        self.life.all_bonds().len() == 0 && self.quotas.is_idle()
     }
 
     /// True if the execution lacks only a place. If it lacks a reservation, this requests one.
@@ -196,29 +193,27 @@ impl Policy {
             return false;
         }
         let pending = self.life.cluster().execution(id);
-        if self.holds.is_idle() || pending.is_none_or(|e| e.stage != Stage::Pending) {
+        if self.is_unbound() || pending.is_none_or(|e| e.stage != Stage::Pending) {
             return true;
         }
         // Its holds and its reservation are not known yet.
         if pending.is_some_and(|e| e.profile == ProfileIx::UNKNOWN) {
             return false;
         }
-        if let Some(held) = self.holds.held.get(&id) {
-            if !held.after.is_empty() || held.fails.is_some() {
-                return false;
-            }
-            if let Some(gang) = &held.gang
-                && !self.is_alone(id)
-            {
-                if let Some(tenant) = self.life.tenant(id) {
-                    let key = (tenant, gang.name.clone());
-                    self.holds.gangs_due.insert(key);
-                    self.life.changed().holds = true;
-                }
-                return false;
-            }
+        if !self.sets().is_free(id) {
+            return false;
         }
-        self.admit(id)
+        if let Some(gang) = self.life.bonds(id).and_then(|bonds| bonds.gang.as_ref())
+            && !self.is_alone(id)
+        {
+            if let Some(tenant) = self.life.tenant(id) {
+                let key = (tenant, gang.name.clone());
+                self.holds.gangs_due.insert(key);
+                self.life.changed().holds = true;
+            }
+            return false;
+        }
+        self.quotas.admit(&mut self.life, id)
     }
 
     /// For people: why an execution may not be bound now, independent of room.
@@ -237,13 +232,14 @@ impl Policy {
             if !held.after.is_empty() {
                 return Some(self.awaited_in_words(held));
             }
-            if let Some(gang) = &held.gang
-                && !self.is_alone(id)
-            {
-                return Some(self.gang_in_words(&e.tenant, gang));
-            }
         }
-        self.unreserved_in_words(id)
+        if let Some(gang) = self.life.bonds(id).and_then(|bonds| bonds.gang.as_ref())
+            && !self.is_alone(id)
+        {
+            return Some(self.gang_in_words(&e.tenant, gang));
+        }
+        self.quotas
+            .in_words(&self.life, id, &self.sets())
             .or_else(|| self.kept_in_words(self.life.now, id))
     }
 
@@ -260,17 +256,20 @@ impl Policy {
         if let Some(help) = self.ranges.help_for_parts(id) {
             return vec![help];
         }
-        let batch = held.and_then(|h| h.batch);
+        let bonds = self.life.bonds(id);
+        let batch = bonds.and_then(|bonds| bonds.batch);
         let help = match held {
             Some(held) if held.fails.is_some() => return Vec::new(),
             Some(held) if !held.after.is_empty() => {
                 format!("the end of the {} that it waits for", held.after.len())
             }
-            Some(held) if held.gang.is_some() && !self.is_alone(id) => {
+            _ if bonds.is_some_and(|b| b.gang.is_some()) && !self.is_alone(id) => {
                 "all members of its gang being ready, and room for all of them at once".to_owned()
             }
-            _ if self.is_admitted(id) => "that gang having started, or more nodes".to_owned(),
-            _ if self.holds.at_once(batch).is_some() => {
+            _ if self.quotas.is_admitted(&self.life, id) => {
+                "that gang having started, or more nodes".to_owned()
+            }
+            _ if self.quotas.at_once(batch).is_some() => {
                 "the end of another execution of its batch".to_owned()
             }
             _ => format!(
@@ -309,23 +308,59 @@ impl Policy {
 
     /// Acts on changes of holds.
     pub(crate) fn act_on_holds(&mut self) {
-        let now = self.life.now;
-        if self.holds.is_idle() {
+        if self.is_unbound() {
             return;
         }
         self.look_at_first();
-        let sweep = now.mono.since(self.holds.swept) >= self.life.config.look_ms;
-        if sweep {
-            self.holds.swept = now.mono;
-            self.sweep_reservations();
-        }
+        let sweep = self.sweep();
         if !std::mem::take(&mut self.life.changed().holds) && !sweep {
             return;
         }
         self.look_at_ledgers();
         self.fail_what_cannot_run();
         self.act_on_gangs();
-        self.ask_for_reservations();
+        let holds = &self.holds;
+        let stale = self.quotas.ask(&mut self.life, &Bound { holds });
+        self.wait_again(stale);
+    }
+
+    /// Returns true if it was time to look for unused reservations.
+    fn sweep(&mut self) -> bool {
+        let (share, first) = (&self.share, self.holds.first.as_deref());
+        let first = first.filter(|first| first.keeps);
+        // Another execution yields for it, or places are reserved.
+        let asked = |id: ExecutionId| {
+            share.asking.contains_key(&id)
+                || share.promised.contains_key(&id)
+                || first.is_some_and(|first| first.members.contains(&id))
+        };
+        let Some(swept) = self.quotas.sweep(&mut self.life, asked) else {
+            return false;
+        };
+        let ranges = &self.ranges;
+        let again = swept.requeue.into_iter();
+        let again = again.filter(|id| !ranges.awaits_parts(*id));
+        self.quotas.queue_again(&mut self.life, again);
+        let now = self.life.now.mono;
+        for id in swept.unknown {
+            self.holds.look_at.entry(id).or_insert(now);
+        }
+        self.life.changed().holds |= !self.holds.gangs_due.is_empty();
+        true
+    }
+
+    /// What quotas ask about executions.
+    pub(crate) fn sets(&self) -> Bound<'_> {
+        Bound { holds: &self.holds }
+    }
+
+    /// Handles the end of an execution, as its ledger says.
+    pub(crate) fn note_end(&mut self, id: ExecutionId, phase: PhaseKind) {
+        if let Some(fate) = Fate::of(phase)
+            && !self.is_unbound()
+        {
+            self.ended(id, fate);
+        }
     }
 
     fn look_at_ledgers(&mut self) {
@@ -343,11 +378,9 @@ impl Policy {
         for id in ids {
             self.holds.look_at.remove(&id);
             let waiter = self.holds.waiters.get(&id).and_then(|w| w.first());
-            let reserved = self.holds.tables.iter();
-            let mut reserved = reserved.filter(|(_, table)| table.entries.contains_key(&id));
             let tenant = match waiter {
                 Some(waiter) => self.life.tenant(*waiter),
-                None => reserved.next().map(|(tenant, _)| tenant.clone()),
+                None => self.quotas.tenant_of(id).cloned(),
             };
             let Some(tenant) = tenant else {
                 continue;
@@ -392,5 +425,21 @@ impl Policy {
             };
             self.life.end_with(id, failed);
         }
+    }
+}
+
+/// What holds executions back apart from quotas.
+pub(crate) struct Bound<'a> {
+    holds: &'a Holds,
+}
+
+impl Sets for Bound<'_> {
+    fn is_free(&self, id: ExecutionId) -> bool {
+        let held = self.holds.held.get(&id);
+        held.is_none_or(|held| held.after.is_empty() && held.fails.is_none())
+    }
+
+    fn set_of(&self, life: &Lifecycle, id: ExecutionId) -> Option<Vec<ExecutionId>> {
+        self.holds.set_of(life, id)
     }
 }

@@ -256,7 +256,7 @@ impl Policy {
             .map(|e| (e.tenant.clone(), e.epoch > 0))
         {
             // Its holds and its priority were unknown when it was queued, so it is queued again.
-            self.holds.dequeue(&tenant, id);
+            self.quotas.dequeue(&tenant, id);
             self.take_holds(id, &tenant, HoldSpec::of(spec), bound);
         }
         let mut profile = Profile::from(spec);

@@ -57,6 +57,7 @@ use fiec_schemas::{ExecutionId, InstanceId};
 use crate::config::Config;
 use crate::holds::Holds;
 use crate::lifecycle::Lifecycle;
+use crate::quotas::Quotas;
 use crate::reallocation::Reallocation;
 use crate::share::{self};
 use crate::spreading::{Claims, Ranges};
@@ -89,10 +90,10 @@ pub struct Policy {
     pub(crate) suspects: BTreeSet<ExecutionId>,
     /// Reports on waiting executions.
     pub(crate) told: tell::Told,
+    /// How much of a quota is used.
+    pub(crate) quotas: Quotas,
     /// Reasons other than room that hold executions back.
     pub(crate) holds: Holds,
-    /// This replica's name.
-    pub(crate) own: InstanceId,
 }
 
 impl Policy {
@@ -107,8 +108,8 @@ impl Policy {
             verification: Verification::new(own),
             suspects: BTreeSet::new(),
             told: tell::Told::default(),
+            quotas: Quotas::new(own),
             holds: Holds::default(),
-            own,
         }
     }
 
@@ -177,20 +178,24 @@ impl Policy {
                 answer,
             } => self.ranges.answered(execution, epoch, answer),
             Input::Ended { execution, seen } => {
-                self.orphan_seen(execution, seen);
+                self.quotas.orphan_seen(&mut self.life, execution, seen);
                 self.looked_up(execution, seen);
                 let holder = self.ranges.seen(&mut self.life, execution, seen);
                 self.wait_again(holder);
             }
             Input::Aged { up_to } => self.life.keep_aged(up_to),
-            Input::Quota { tenant, quota } => self.quota(&tenant, quota),
+            Input::Quota { tenant, quota } => {
+                let admitted = self.quotas.set(&mut self.life, &tenant, quota);
+                self.wait_again(admitted);
+            }
             Input::Reserved {
                 tenant,
                 table,
                 answer,
             } => {
                 let table = table.as_ref().map(|(seq, table)| (*seq, &**table));
-                self.reserved(&tenant, table, answer);
+                let reserved = self.quotas.reserved(&mut self.life, &tenant, table, answer);
+                self.wait_again(reserved);
             }
             Input::Replica { id, leaving } => self.life.replicas.heard(now.mono, id, leaving),
             Input::Yield {
@@ -277,7 +282,7 @@ impl Policy {
         self.wait_again(released);
         self.let_ranges_grow();
         self.serve_waiting();
-        self.look_at_quotas();
+        self.quotas.review(&mut self.life);
         self.preempt();
         if self.life.cluster().parked() > 0 {
             self.look_at_parked();
@@ -295,7 +300,7 @@ impl Policy {
             };
             let claims = Claims {
                 gang_gathers: self.gathers(),
-                denied: self.denies_one_more(one.id),
+                denied: self.quotas.denies_one_more(&self.life, one.id),
             };
             self.ranges.grow(&mut self.life, root, one, claims);
         }
@@ -310,7 +315,7 @@ impl Policy {
 
     /// After a stall or a lost connection of this process, silence of nodes does not count.
     fn start_clocks_anew(&mut self) {
-        self.holds.distrust();
+        self.quotas.distrust();
         self.life.changed().holds = true;
         self.life.start_clocks_anew();
     }
@@ -320,7 +325,7 @@ impl Policy {
         let now = self.life.now;
         self.life.loaded = true;
         self.life.changed().places = true;
-        self.holds.began = now.mono;
+        self.quotas.begin(now.mono);
         self.life.last_tick = Some(now.mono);
         self.start_clocks_anew();
     }

@@ -52,7 +52,7 @@ impl Policy {
         let yielded = view.event(EventKind::Yielded).and_then(|y| y.cause());
         if let Some(Cause::Preempted { rule, by, .. }) = yielded {
             if rule == Rule::Quota {
-                self.left_quota(id);
+                self.quotas.left(&mut self.life, id);
             }
             if let Some(by) = by {
                 self.gave_way(now, by);

@@ -106,7 +106,7 @@ impl Policy {
 
     /// The limit on that number in the tenant's quota, if it has one.
     pub fn waiting_limit(&self, tenant: &Tenant) -> Option<u32> {
-        self.holds.quotas.get(tenant)?.waiting
+        self.quotas.waiting_limit(tenant)
     }
 
     /// Completions since the start. A change means that there may be room again.
@@ -117,6 +117,12 @@ impl Policy {
     /// Number of live policy services, including this one.
     pub fn replicas(&self) -> usize {
         self.life.replicas.count()
+    }
+
+    /// True if an execution holds, or waits for, something shared: a part of a quota, of a batch's
+    /// limit, or a place in a gang.
+    pub fn reserves_for(&self, id: ExecutionId) -> bool {
+        self.quotas.reserves(&self.life, id) || self.withholds(id)
     }
 
     /// The shard from which a node pulls capsules.

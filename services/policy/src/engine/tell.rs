@@ -102,7 +102,13 @@ impl Policy {
             let e = self.life.cluster().execution(**id);
             e.is_some_and(|e| e.stage == Stage::Pending) && !self.life.waiting.contains(**id)
         };
-        front.extend(self.holds.held.keys().filter(pending).take(FRONT));
+        front.extend(
+            self.life
+                .all_bonds()
+                .map(|(id, _)| id)
+                .filter(pending)
+                .take(FRONT),
+        );
         front
     }
 }

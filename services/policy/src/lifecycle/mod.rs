@@ -7,6 +7,7 @@
 //!   [`aging`] use them.
 //! * [`nodes`], [`arriving`], [`starts`], [`trust`], [`reconcile`]: what nodes say, and their silence.
 //! * [`ledger`], [`pace`]: what ledgers say of nodes and of the pace of executions.
+//! * [`bonds`]: what submissions say of other executions.
 //! * [`queue`]: who waits for a place, and in which order.
 //! * [`writes`]: what others may change of the cluster.
 //! * [`replicas`]: the other policy services, and who acts first.
@@ -15,6 +16,7 @@ mod aging;
 mod appends;
 mod arriving;
 mod bind;
+pub(crate) mod bonds;
 pub mod cluster;
 pub(crate) mod leaving;
 mod ledger;
@@ -72,6 +74,8 @@ pub(crate) struct Lifecycle {
     pub(crate) rhythms: BTreeMap<ExecutionId, Rhythm>,
     /// Cost of a start on a node.
     pub(crate) take_up: TakeUp,
+    /// What submissions say of other executions.
+    bonds: bonds::AllBonds,
     /// Vectors from names that have not joined.
     pub(crate) strangers: Strangers,
 }
@@ -97,6 +101,7 @@ impl Lifecycle {
             completions: 0,
             rhythms: BTreeMap::new(),
             take_up: TakeUp::default(),
+            bonds: bonds::AllBonds::new(),
             strangers: Strangers::default(),
         }
     }

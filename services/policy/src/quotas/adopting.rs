@@ -4,33 +4,29 @@
 use fiec_schemas::quota::{Quota, Reservation};
 use fiec_schemas::{ExecutionId, Tenant};
 
-use crate::engine::Policy;
+use super::Quotas;
+use super::change::Change;
+use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::{Execution, Stage};
-use crate::quotas::change::Change;
 
-impl Policy {
+impl Quotas {
     /// The part of its tenant's limits that an execution uses.
-    pub(crate) fn reservation(&self, id: ExecutionId) -> Option<Reservation> {
-        let e = self.life.cluster().execution(id)?;
-        let needs = self
-            .life
-            .cluster()
-            .profiles
-            .get(e.profile)
-            .map(|p| &p.requires);
-        let held = self.holds.held.get(&id);
-        let batch = held.and_then(|h| h.batch);
-        let at_once = self.holds.at_once(batch);
+    pub fn reservation(&self, life: &Lifecycle, id: ExecutionId) -> Option<Reservation> {
+        let e = life.cluster().execution(id)?;
+        let needs = life.cluster().profiles.get(e.profile).map(|p| &p.requires);
+        let bonds = life.bonds(id);
+        let batch = bonds.and_then(|b| b.batch);
+        let at_once = self.at_once(batch);
         let asked = needs.and_then(|r| r.memory_bytes.max(r.free_memory_bytes));
-        let limit = self.holds.quotas.get(&e.tenant);
+        let limit = self.limits.get(&e.tenant);
         let limit = limit.and_then(|quota| quota.memory_bytes);
         let memory = match (asked, limit) {
             (Some(bytes), _) => bytes,
             // The memory that a worker grants by default, and at most the tenant's limit. As long
             // as the grant is unknown, the limit itself.
             (None, Some(limit)) => {
-                let anywhere = Some(self.holds.share_bytes).filter(|bytes| *bytes > 0);
-                let share = self.share_there(e).or(anywhere);
+                let anywhere = Some(self.share_bytes).filter(|bytes| *bytes > 0);
+                let share = self.share_there(life, e).or(anywhere);
                 share.map_or(limit, |bytes| bytes.min(limit))
             }
             (None, None) => 0,
@@ -44,22 +40,22 @@ impl Policy {
             memory_bytes: memory,
             batch: batch.filter(|_| at_once.is_some()),
             at_once,
-            gang: held.and_then(|h| Some(h.gang.as_ref()?.name.clone())),
+            gang: bonds.and_then(|b| Some(b.gang.as_ref()?.name.clone())),
         })
     }
 
     /// A slot's share of memory on its node, in bytes. None if the execution has no node, or the
     /// node is gone or has not joined yet.
-    fn share_there(&self, e: &Execution) -> Option<u64> {
-        let share = self.life.cluster().node(e.stage.node()?).share_bytes();
+    fn share_there(&self, life: &Lifecycle, e: &Execution) -> Option<u64> {
+        let share = life.cluster().node(e.stage.node()?).share_bytes();
         Some(share).filter(|bytes| *bytes > 0)
     }
 
     /// True if a tenant's reservations may not match what it runs.
-    pub(crate) fn is_behind(&self, tenant: &Tenant, quota: &Quota) -> bool {
-        let tenants = &self.life.cluster().tenants;
+    pub fn is_behind(&self, life: &Lifecycle, tenant: &Tenant, quota: &Quota) -> bool {
+        let tenants = &life.cluster().tenants;
         let held = tenants.find(tenant).map_or(0, |ix| tenants.held(ix)) as usize;
-        match self.holds.tables.get(tenant) {
+        match self.tables.get(tenant) {
             None => held > 0,
             Some(table) => {
                 let memory = quota.memory_bytes.is_some() && !table.entries.is_empty();
@@ -70,23 +66,23 @@ impl Policy {
 
     /// Corrects the memory of reservations: a binding makes its node's share known, and an operator
     /// may have changed the request.
-    fn plan_amending(&self, tenant: &Tenant, change: &mut Change) {
-        let limit = self.holds.quotas.get(tenant).and_then(|q| q.memory_bytes);
-        let table = self.holds.tables.get(tenant);
+    fn plan_amending(&self, life: &Lifecycle, tenant: &Tenant, change: &mut Change) {
+        let limit = self.limits.get(tenant).and_then(|q| q.memory_bytes);
+        let table = self.tables.get(tenant);
         let Some(table) = table.filter(|_| limit.is_some()) else {
             return;
         };
         // A node that is gone may return; until then its executions count as before.
         let known = |entry: &&Reservation| {
-            let e = self.life.cluster().execution(entry.execution);
+            let e = life.cluster().execution(entry.execution);
             e.is_some_and(|e| match e.stage.node() {
-                Some(_) => self.share_there(e).is_some(),
-                None => self.holds.share_bytes > 0,
+                Some(_) => self.share_there(life, e).is_some(),
+                None => self.share_bytes > 0,
             })
         };
         let own = table.entries.values().filter(|e| e.by == self.own);
         for entry in own.filter(known) {
-            let counts = self.reservation(entry.execution);
+            let counts = self.reservation(life, entry.execution);
             let counts = counts.map_or(entry.memory_bytes, |r| r.memory_bytes);
             if counts != entry.memory_bytes {
                 change.amend.push((entry.execution, self.own, counts));
@@ -96,15 +92,15 @@ impl Policy {
 
     /// Reserves for executions that run without a reservation, because their tenant got limits
     /// later.
-    pub(crate) fn plan_adopting(&mut self, tenant: &Tenant, change: &mut Change) {
-        let limits = self.holds.limits(tenant);
-        let Some(table) = self.holds.tables.get_mut(tenant) else {
+    pub fn plan_adopting(&mut self, life: &mut Lifecycle, tenant: &Tenant, change: &mut Change) {
+        let limits = self.is_limited(tenant);
+        let Some(table) = self.tables.get_mut(tenant) else {
             return;
         };
         let amended = std::mem::replace(&mut table.amended, true);
         let scanned = std::mem::replace(&mut table.scanned, true);
         if !amended {
-            self.plan_amending(tenant, change);
+            self.plan_amending(life, tenant, change);
         }
         if scanned {
             return;
@@ -113,19 +109,18 @@ impl Policy {
             e.tenant == *tenant && matches!(e.stage, Stage::Bound(..) | Stage::Started(..))
         };
         let ids: Vec<ExecutionId> = if limits {
-            self.life.cluster().those_that(runs)
+            life.cluster().those_that(runs)
         } else {
-            let held = self.holds.held.iter();
+            let held = life.all_bonds();
             let held = held.filter(|(id, h)| {
-                self.life.cluster().execution(**id).is_some_and(runs)
-                    && self.holds.at_once(h.batch).is_some()
+                life.cluster().execution(**id).is_some_and(runs) && self.at_once(h.batch).is_some()
             });
             held.map(|(id, _)| *id).collect()
         };
         for id in ids {
-            let known = self.holds.tables.get(tenant);
+            let known = self.tables.get(tenant);
             if known.is_some_and(|table| !table.entries.contains_key(&id)) {
-                change.adopt.extend(self.reservation(id));
+                change.adopt.extend(self.reservation(life, id));
             }
         }
     }

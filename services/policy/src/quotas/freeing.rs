@@ -8,10 +8,11 @@
 use fiec_schemas::quota::Reservation;
 use fiec_schemas::{ExecutionId, Tenant};
 
-use crate::engine::Policy;
+use super::Quotas;
+use super::change::Change;
 use crate::fate::Seen;
+use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::{Execution, Stage};
-use crate::quotas::change::Change;
 use crate::time::Millis;
 
 /// True if an append of the replica before could still bind the execution under its reservation.
@@ -19,35 +20,35 @@ fn may_be_bound(e: &Execution, entry: &Reservation) -> bool {
     e.stage == Stage::Pending && entry.firm.is_some_and(|seq| e.seq <= seq)
 }
 
-impl Policy {
+impl Quotas {
     /// An execution has ended: its reservation is freed, by the owner at once.
-    pub(crate) fn free_soon(&mut self, tenant: &Tenant, id: ExecutionId) {
-        if let Some(table) = self.holds.tables.get_mut(tenant)
+    pub fn free_soon(&mut self, life: &mut Lifecycle, tenant: &Tenant, id: ExecutionId) {
+        if let Some(table) = self.tables.get_mut(tenant)
             && table.entries.contains_key(&id)
         {
             table.to_free.insert(id, Millis(0));
-            self.life.changed().holds = true;
+            life.changed().holds = true;
         }
     }
 
     /// Result of a look at the ledger of a reservation's execution.
-    pub(crate) fn orphan_seen(&mut self, id: ExecutionId, seen: Seen) {
-        let now = self.life.now;
-        if seen == Seen::Lives || self.life.knows(id) {
+    pub fn orphan_seen(&mut self, life: &mut Lifecycle, id: ExecutionId, seen: Seen) {
+        let now = life.now;
+        if seen == Seen::Lives || life.knows(id) {
             return;
         }
-        for table in self.holds.tables.values_mut() {
+        for table in self.tables.values_mut() {
             if table.entries.contains_key(&id) {
                 table.to_free.insert(id, now.mono);
-                self.life.changed().holds = true;
+                life.changed().holds = true;
             }
         }
     }
 
     /// Frees what is due. What was taken over is fenced first.
-    pub(crate) fn plan_freeing(&mut self, tenant: &Tenant, change: &mut Change) {
-        let now = self.life.now;
-        let Some(table) = self.holds.tables.get(tenant) else {
+    pub fn plan_freeing(&mut self, life: &mut Lifecycle, tenant: &Tenant, change: &mut Change) {
+        let now = life.now;
+        let Some(table) = self.tables.get(tenant) else {
             return;
         };
         let (mut settled, mut unfenced) = (Vec::new(), Vec::new());
@@ -56,7 +57,7 @@ impl Policy {
                 settled.push(*id);
                 continue;
             };
-            let live = self.life.cluster().execution(*id);
+            let live = life.cluster().execution(*id);
             if entry.by == self.own && live.is_some_and(|e| may_be_bound(e, entry)) {
                 unfenced.push(*id);
                 continue;
@@ -68,13 +69,13 @@ impl Policy {
             if needed || (live.is_some() && entry.by != self.own) {
                 settled.push(*id);
             } else if entry.by == self.own
-                || self.is_gone(entry)
-                || *at != Millis(0) && now.mono.since(*at) >= self.life.config.reserve_ms
+                || self.is_gone(life, entry)
+                || *at != Millis(0) && now.mono.since(*at) >= life.config.reserve_ms
             {
                 change.free.push((*id, entry.by));
             }
         }
-        if let Some(table) = self.holds.tables.get_mut(tenant) {
+        if let Some(table) = self.tables.get_mut(tenant) {
             table.to_free.retain(|id, _| !settled.contains(id));
             // Another owner gets some time to free it.
             for at in table.to_free.values_mut().filter(|at| **at == Millis(0)) {
@@ -82,46 +83,46 @@ impl Policy {
             }
         }
         for id in unfenced {
-            self.fence(id);
+            self.fence(life, id);
         }
     }
 
     /// Appends a message without events, so that an append of the gone replica must fail.
-    fn fence(&mut self, id: ExecutionId) {
-        let e = self.life.cluster().execution(id);
+    fn fence(&mut self, life: &mut Lifecycle, id: ExecutionId) {
+        let e = life.cluster().execution(id);
         if e.is_some_and(|e| !e.is_appending()) {
-            self.life.append(id, Vec::new());
+            life.append(id, Vec::new());
         }
     }
 
     /// True for a reservation whose owner is gone. Shortly after this replica's start it is false:
     /// the owner may not have been heard yet.
-    pub(crate) fn is_gone(&self, entry: &Reservation) -> bool {
-        let now = self.life.now;
-        let young = now.mono.since(self.holds.began) < 2 * self.life.config.replica_ms;
-        !young && !self.life.replicas.is_present(entry.by)
+    pub fn is_gone(&self, life: &Lifecycle, entry: &Reservation) -> bool {
+        let now = life.now;
+        let young = now.mono.since(self.began) < 2 * life.config.replica_ms;
+        !young && !life.replicas.is_present(entry.by)
     }
 
     /// Takes over a gone owner's reservations for live executions. If the preferred replica does
     /// not, this one does after a grace period.
-    pub(crate) fn plan_taking(&mut self, tenant: &Tenant, change: &mut Change) {
-        let now = self.life.now;
-        let Some(table) = self.holds.tables.get(tenant) else {
+    pub fn plan_taking(&mut self, life: &mut Lifecycle, tenant: &Tenant, change: &mut Change) {
+        let now = life.now;
+        let Some(table) = self.tables.get(tenant) else {
             return;
         };
-        let grace = self.life.config.grace_ms;
+        let grace = life.config.grace_ms;
         let is_late = table.left.is_some_and(|at| now.mono.since(at) >= grace);
         let mut is_left = false;
         for (id, entry) in &table.entries {
-            let Some(e) = self.life.cluster().execution(*id) else {
+            let Some(e) = life.cluster().execution(*id) else {
                 continue;
             };
-            if !self.is_gone(entry) {
+            if !self.is_gone(life, entry) {
                 continue;
             }
             let mine = match entry.gang {
-                Some(_) => self.places_gangs(),
-                None => self.life.is_mine(*id),
+                Some(_) => life.places_gangs(),
+                None => life.is_mine(*id),
             };
             if mine || is_late {
                 change.take.push((*id, entry.by, self.own, e.seq));
@@ -129,7 +130,7 @@ impl Policy {
                 is_left = true;
             }
         }
-        if let Some(table) = self.holds.tables.get_mut(tenant) {
+        if let Some(table) = self.tables.get_mut(tenant) {
             table.left = table
                 .left
                 .filter(|_| is_left)

@@ -1,33 +1,16 @@
-//! Reservations. Three kinds of pending execution need one: those of a tenant with limits, of a
-//! batch that limits concurrency, and of a gang. Only the replica that has reserved may bind.
-//!
-//! Three rules ensure that no limit is exceeded:
-//!
-//! 1. A reservation is made by compare-and-set on all of the tenant's reservations.
-//! 2. Only the replica that made it binds under it and, while the execution lives, frees it. It
-//!    frees only when no append of its own is in flight.
-//! 3. If that replica is gone, another one takes the reservation over. It frees it only after the
-//!    execution's ledger has moved on, so that an append still in flight must fail ([`super::freeing`]).
-//!
-//! A replica that was stalled or cut off reads its reservations again before it trusts them.
-//!
-//! A replica that cannot read the ledgers is silent, so it counts as gone while it still acts. It
-//! stops binding under a reservation when it learns of the new owner. Until then its append and that
-//! of the new owner follow the same message, so the ledger accepts one of them.
-//!
-//! One replica is preferred for each reservation. If it does not act, another one reserves, or takes
-//! over, after a grace period.
+//! Plans the reservations of those who wait for one, and finds unused ones.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use fiec_schemas::quota::{Quota, Reservation, Reservations};
-use fiec_schemas::{ExecutionId, PhaseKind, Sequence, Tenant};
+use fiec_schemas::{ExecutionId, Sequence, Tenant};
 
-use crate::engine::{Action, Policy};
-use crate::fate::Fate;
+use super::change::{Change, Denied, Sum};
+use super::{Quotas, Sets};
+use crate::engine::Action;
+use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::Stage;
-use crate::quotas::change::{Change, Denied, Sum};
 use crate::time::Millis;
 
 /// Most sets of reservations in one change.
@@ -35,127 +18,130 @@ const SETS: usize = 256;
 /// Most queue entries that are read for one change.
 const LOOKED_AT: usize = 20_000;
 
-impl Policy {
+/// What a sweep has found.
+pub(crate) struct Swept {
+    /// Executions that found no place in time. Their reservations are freed.
+    pub requeue: Vec<ExecutionId>,
+    /// Executions with reservations that are not known here.
+    pub unknown: Vec<ExecutionId>,
+}
+
+impl Quotas {
     /// True for an execution that needs a reservation before it is bound.
-    pub(crate) fn reserves(&self, id: ExecutionId) -> bool {
-        let Some(e) = self.life.cluster().execution(id) else {
+    pub fn reserves(&self, life: &Lifecycle, id: ExecutionId) -> bool {
+        let Some(e) = life.cluster().execution(id) else {
             return false;
         };
-        let held = self.holds.held.get(&id);
-        self.holds.limits(&e.tenant)
-            || held.is_some_and(|h| h.gang.is_some() || self.holds.at_once(h.batch).is_some())
-    }
-
-    /// True if an execution holds, or waits for, something shared: a part of a quota, of a batch's
-    /// limit, or a place in a gang.
-    pub fn reserves_for(&self, id: ExecutionId) -> bool {
-        (!self.holds.is_idle() && self.reserves(id)) || self.withholds(id)
+        let bonds = life.bonds(id);
+        self.is_limited(&e.tenant)
+            || bonds.is_some_and(|b| b.gang.is_some() || self.at_once(b.batch).is_some())
     }
 
     /// True if reservations do not prevent a binding of the execution.
-    pub(crate) fn is_admitted(&self, id: ExecutionId) -> bool {
-        if self.holds.is_idle() || !self.reserves(id) {
+    pub fn is_admitted(&self, life: &Lifecycle, id: ExecutionId) -> bool {
+        if !self.reserves(life, id) {
             return true;
         }
-        let tenant = self.life.cluster().execution(id).map(|e| &e.tenant);
-        tenant.is_some_and(|tenant| self.holds.is_reserved(tenant, id, self.own))
+        let tenant = life.cluster().execution(id).map(|e| &e.tenant);
+        tenant.is_some_and(|tenant| self.is_reserved(tenant, id))
     }
 
     /// The same, and queues the execution for a reservation if it is not admitted.
-    pub(crate) fn admit(&mut self, id: ExecutionId) -> bool {
-        if self.is_admitted(id) {
+    pub fn admit(&mut self, life: &mut Lifecycle, id: ExecutionId) -> bool {
+        if self.is_admitted(life, id) {
             return true;
         }
-        if let Some(tenant) = self.life.tenant(id) {
-            self.requeue(&tenant, id, Millis(0));
+        if let Some(tenant) = life.tenant(id) {
+            self.requeue(life, &tenant, id, Millis(0));
         }
         false
     }
 
     /// Queues an execution for a reservation, no earlier than `from`.
-    pub(crate) fn requeue(&mut self, tenant: &Tenant, id: ExecutionId, from: Millis) {
-        if let Some(e) = self.life.cluster().execution(id) {
-            let profile = self.life.cluster().profiles.get(e.profile);
+    pub fn requeue(
+        &mut self,
+        life: &mut Lifecycle,
+        tenant: &Tenant,
+        id: ExecutionId,
+        from: Millis,
+    ) {
+        if let Some(e) = life.cluster().execution(id) {
+            let profile = life.cluster().profiles.get(e.profile);
             let priority = profile.map_or(0, |p| p.priority);
             let place = (Reverse(priority), e.submitted_at, id);
-            if self.holds.enqueue(tenant, place, from) {
-                self.life.changed().holds = true;
+            if self.enqueue(tenant, place, from) {
+                life.changed().holds = true;
             }
         }
     }
 
-    /// The executions that are reserved together: the gang, or only this one.
-    fn set_of(&self, id: ExecutionId) -> Option<Vec<ExecutionId>> {
-        let held = self.holds.held.get(&id);
-        match held.and_then(|h| h.gang.as_ref()) {
-            Some(gang) if !self.is_alone(id) => {
-                let tenant = self.life.cluster().execution(id)?.tenant.clone();
-                let together = self.holds.gangs.get(&(tenant, gang.name.clone()))?;
-                together.complete()
-            }
-            _ => Some(vec![id]),
-        }
-    }
-
-    /// Stores a tenant's quota.
-    pub(crate) fn quota(&mut self, tenant: &Tenant, quota: Option<Quota>) {
+    /// Stores a tenant's quota. Returns the executions that wait for a place only, since a limit is
+    /// gone.
+    #[must_use]
+    pub fn set(
+        &mut self,
+        life: &mut Lifecycle,
+        tenant: &Tenant,
+        quota: Option<Quota>,
+    ) -> Vec<ExecutionId> {
         let weight = quota.as_ref().map_or(1, Quota::weight);
-        self.life.set_weight(tenant, f64::from(weight));
+        life.set_weight(tenant, f64::from(weight));
         match quota {
-            Some(quota) => self.holds.quotas.insert(tenant.clone(), quota),
-            None => self.holds.quotas.remove(tenant),
+            Some(quota) => self.limits.insert(tenant.clone(), quota),
+            None => self.limits.remove(tenant),
         };
-        if let Some(table) = self.holds.tables.get_mut(tenant) {
+        if let Some(table) = self.tables.get_mut(tenant) {
             (table.scanned, table.amended) = (false, false);
         }
-        self.life.changed().holds = true;
-        // Executions that queued for a limit that is gone wait for a place only.
-        let queued = self.holds.queue.get(tenant).cloned().unwrap_or_default();
-        let limits = self.holds.limits(tenant);
-        for (_, _, id) in queued {
-            if !limits && self.is_admitted(id) {
-                self.holds.dequeue(tenant, id);
-                self.wait_if_pending(id);
-            }
+        life.changed().holds = true;
+        if self.is_limited(tenant) {
+            return Vec::new();
         }
+        let queued = self.queue.get(tenant).into_iter().flatten();
+        let admitted: Vec<_> = queued
+            .map(|(_, _, id)| *id)
+            .filter(|id| self.is_admitted(life, *id))
+            .collect();
+        for id in &admitted {
+            self.dequeue(tenant, *id);
+        }
+        admitted
     }
 
-    /// Stores a tenant's reservations.
-    pub(crate) fn reserved(
+    /// Stores a tenant's reservations. Returns the executions that have reserved by them.
+    #[must_use]
+    pub fn reserved(
         &mut self,
+        life: &mut Lifecycle,
         tenant: &Tenant,
         table: Option<(Sequence, &Reservations)>,
         answer: bool,
-    ) {
-        let now = self.life.now;
+    ) -> Vec<ExecutionId> {
+        let now = life.now;
         let Some((seq, table)) = table else {
-            return self.not_reserved(tenant);
+            self.not_reserved(tenant);
+            return Vec::new();
         };
-        if !self.holds.learn_table(tenant, seq, table, answer) {
-            return;
+        if !self.learn_table(tenant, seq, table, answer) {
+            return Vec::new();
         }
-        self.life.changed().holds = true;
-        self.life.changed().places = true;
-        let queued: Vec<_> = self
-            .holds
-            .queue
-            .get(tenant)
-            .into_iter()
-            .flatten()
-            .copied()
+        life.changed().holds = true;
+        life.changed().places = true;
+        let queued = self.queue.get(tenant).into_iter().flatten();
+        let reserved: Vec<_> = queued
+            .map(|(_, _, id)| *id)
+            .filter(|id| self.is_reserved(tenant, *id))
             .collect();
-        for (_, _, id) in queued {
-            if self.holds.is_reserved(tenant, id, self.own) {
-                self.holds.dequeue(tenant, id);
-                self.holds.unplaced.insert(id, now.mono);
-                self.wait_if_pending(id);
-            }
+        for id in &reserved {
+            self.dequeue(tenant, *id);
+            self.unplaced.insert(*id, now.mono);
         }
+        reserved
     }
 
     /// The result of a change is unknown.
     fn not_reserved(&mut self, tenant: &Tenant) {
-        if let Some(table) = self.holds.tables.get_mut(tenant) {
+        if let Some(table) = self.tables.get_mut(tenant) {
             // The adopted and amended entries may not be stored.
             (table.asked, table.fresh) = (None, false);
             (table.scanned, table.amended) = (false, false);
@@ -163,24 +149,28 @@ impl Policy {
         }
     }
 
-    /// Finds unused reservations, and executions that run without one.
-    pub(crate) fn sweep_reservations(&mut self) {
-        let now = self.life.now;
+    /// Finds unused reservations, and executions that run without one, from time to time. `asked`:
+    /// another execution yields for this one, or places are kept for it.
+    pub fn sweep(
+        &mut self,
+        life: &mut Lifecycle,
+        asked: impl Fn(ExecutionId) -> bool,
+    ) -> Option<Swept> {
+        let now = life.now;
+        if now.mono.since(self.swept) < life.config.look_ms {
+            return None;
+        }
+        self.swept = now.mono;
         let old = |at: &Millis, ms: u64| now.mono.since(*at) >= ms;
-        let mut orphans = Vec::new();
+        let mut unknown = Vec::new();
         let mut requeue = Vec::new();
-        let first = self.holds.first.as_deref().filter(|first| first.keeps);
-        let nodes = self
-            .life
-            .cluster()
-            .nodes()
-            .map(|(_, node)| node.share_bytes());
-        self.holds.share_bytes = nodes.max().unwrap_or(0);
-        for (tenant, table) in &mut self.holds.tables {
-            let tenants = &self.life.cluster().tenants;
+        let nodes = life.cluster().nodes().map(|(_, node)| node.share_bytes());
+        self.share_bytes = nodes.max().unwrap_or(0);
+        for (tenant, table) in &mut self.tables {
+            let tenants = &life.cluster().tenants;
             let held = tenants.find(tenant).map_or(0, |ix| tenants.held(ix)) as usize;
             let slots = table.entries.keys().filter(|id| {
-                let e = self.life.cluster().execution(**id);
+                let e = life.cluster().execution(**id);
                 e.is_some_and(|e| e.stage.node().is_some() && e.parked().is_none())
             });
             // If more executions run than have reserved, scan for the missing ones.
@@ -188,17 +178,17 @@ impl Policy {
             table.amended = false;
             if table
                 .asked
-                .is_some_and(|at| old(&at, 2 * self.life.config.reserve_ms))
+                .is_some_and(|at| old(&at, 2 * life.config.reserve_ms))
             {
                 (table.asked, table.fresh) = (None, false);
                 table.freeing.clear();
             }
             for (id, entry) in &table.entries {
                 let own = entry.by == self.own;
-                match self.life.cluster().execution(*id) {
+                match life.cluster().execution(*id) {
                     // The execution may not be known here yet: look at its ledger.
                     None if !table.to_free.contains_key(id) => {
-                        orphans.push((tenant.clone(), *id));
+                        unknown.push(*id);
                     }
                     Some(e)
                         if matches!(e.stage, Stage::Paused | Stage::Held | Stage::Verifying)
@@ -208,57 +198,61 @@ impl Policy {
                         table.to_free.insert(*id, now.mono);
                     }
                     Some(e) if e.stage == Stage::Pending && own && !e.is_appending() => {
-                        let since = self.holds.unplaced.entry(*id).or_insert(now.mono);
-                        // Another execution yields for it, or places are reserved.
-                        let asked = self.share.asking.contains_key(id)
-                            || self.share.promised.contains_key(id)
-                            || first.is_some_and(|first| first.members.contains(id));
-                        if old(since, self.life.config.reserve_ms) && !asked {
+                        let since = self.unplaced.entry(*id).or_insert(now.mono);
+                        if old(since, life.config.reserve_ms) && !asked(*id) {
                             table.to_free.insert(*id, now.mono);
                             requeue.push(*id);
                         }
                     }
                     Some(_) => {
-                        self.holds.unplaced.remove(id);
+                        self.unplaced.remove(id);
                     }
                     None => {}
                 }
             }
         }
-        for id in requeue {
-            self.holds.unplaced.remove(&id);
-            self.life.stop_waiting(id);
-            if self.ranges.awaits_parts(id) {
-                continue;
-            }
-            if let Some(tenant) = self.life.tenant(id) {
-                self.requeue(&tenant, id, now.mono.plus(self.life.config.reserve_ms));
-            }
+        for id in &requeue {
+            self.unplaced.remove(id);
+            life.stop_waiting(*id);
         }
-        for (_, id) in orphans {
-            self.holds.look_at.entry(id).or_insert(now.mono);
-        }
-        self.life.changed().holds |= !self.holds.queue.is_empty();
-        let tables = self.holds.tables.values();
-        self.life.changed().holds |= tables.into_iter().any(|t| !t.entries.is_empty());
-        self.life.changed().holds |= !self.holds.gangs_due.is_empty();
+        life.changed().holds |= !self.queue.is_empty();
+        let mut tables = self.tables.values();
+        life.changed().holds |= tables.any(|t| !t.entries.is_empty());
+        Some(Swept { requeue, unknown })
     }
 
-    /// Requests wanted and free reservations, one change of a tenant at a time.
-    pub(crate) fn ask_for_reservations(&mut self) {
-        let now = self.life.now;
-        let mut tenants: BTreeSet<Tenant> = self.holds.queue.keys().cloned().collect();
-        let free = self.holds.tables.iter();
+    /// Queues executions again for which there was no place in time.
+    pub fn queue_again(
+        &mut self,
+        life: &mut Lifecycle,
+        ids: impl IntoIterator<Item = ExecutionId>,
+    ) {
+        let from = life.now.mono.plus(life.config.reserve_ms);
+        for id in ids {
+            if let Some(tenant) = life.tenant(id) {
+                self.requeue(life, &tenant, id, from);
+            }
+        }
+    }
+
+    /// Requests wanted and free reservations, one change of a tenant at a time. Returns executions
+    /// that need none any more.
+    #[must_use]
+    pub fn ask(&mut self, life: &mut Lifecycle, sets: &impl Sets) -> Vec<ExecutionId> {
+        let mut stale = Vec::new();
+        let now = life.now;
+        let mut tenants: BTreeSet<Tenant> = self.queue.keys().cloned().collect();
+        let free = self.tables.iter();
         let free = free.filter(|(_, table)| {
-            let widowed = |entry| self.is_gone(entry);
+            let widowed = |entry| self.is_gone(life, entry);
             !table.to_free.is_empty() || table.entries.values().any(widowed)
         });
         tenants.extend(free.map(|(tenant, _)| tenant.clone()));
-        let limited = self.holds.quotas.iter().filter(|(_, quota)| quota.limits());
-        let limited = limited.filter(|(tenant, quota)| self.is_behind(tenant, quota));
+        let limited = self.limits.iter().filter(|(_, quota)| quota.limits());
+        let limited = limited.filter(|(tenant, quota)| self.is_behind(life, tenant, quota));
         tenants.extend(limited.map(|(tenant, _)| tenant.clone()));
         for tenant in tenants {
-            let table = self.holds.tables.entry(tenant.clone()).or_default();
+            let table = self.tables.entry(tenant.clone()).or_default();
             if table.asked.is_some() {
                 continue;
             }
@@ -267,34 +261,41 @@ impl Policy {
                 ..Change::default()
             };
             let unread = !table.fresh;
-            self.plan_freeing(&tenant, &mut change);
-            self.plan_taking(&tenant, &mut change);
-            self.plan_adopting(&tenant, &mut change);
-            self.plan_reserving(&tenant, &mut change);
+            self.plan_freeing(life, &tenant, &mut change);
+            self.plan_taking(life, &tenant, &mut change);
+            self.plan_adopting(life, &tenant, &mut change);
+            stale.extend(self.plan_reserving(life, &tenant, &mut change, sets));
             if change.is_empty() && !unread {
                 continue;
             }
-            let table = self.holds.tables.entry(tenant.clone()).or_default();
+            let table = self.tables.entry(tenant.clone()).or_default();
             table.asked = Some(now.mono);
             table.freeing = change.free.iter().map(|(id, _)| *id).collect();
             for id in &table.freeing {
                 table.to_free.remove(id);
             }
-            self.life.out.push(Action::Reserve {
-                quota: self.holds.quotas.get(&tenant).cloned(),
+            life.out.push(Action::Reserve {
+                quota: self.limits.get(&tenant).cloned(),
                 tenant,
                 change: Box::new(change),
             });
         }
+        stale
     }
 
-    fn plan_reserving(&mut self, tenant: &Tenant, change: &mut Change) {
-        let now = self.life.now;
-        let Some(queue) = self.holds.queue.get(tenant) else {
-            return;
+    fn plan_reserving(
+        &mut self,
+        life: &Lifecycle,
+        tenant: &Tenant,
+        change: &mut Change,
+        sets: &impl Sets,
+    ) -> Vec<ExecutionId> {
+        let now = life.now;
+        let Some(queue) = self.queue.get(tenant) else {
+            return Vec::new();
         };
         let empty = Default::default();
-        let entries = self.holds.tables.get(tenant).map_or(&empty, |t| &t.entries);
+        let entries = self.tables.get(tenant).map_or(&empty, |t| &t.entries);
         let freed: BTreeSet<_> = change.free.iter().map(|(id, _)| *id).collect();
         let mut sum = Sum::of(
             entries
@@ -302,7 +303,7 @@ impl Policy {
                 .filter(|entry| !freed.contains(&entry.execution))
                 .chain(&change.adopt),
         );
-        let quota = self.holds.quotas.get(tenant);
+        let quota = self.limits.get(tenant);
         let mut seen = BTreeSet::new();
         let mut stale = Vec::new();
         let mut scarce = false;
@@ -311,7 +312,7 @@ impl Policy {
             if change.sets.len() >= SETS {
                 break;
             }
-            let Some(queued) = self.holds.queued.get(id) else {
+            let Some(queued) = self.queued.get(id) else {
                 continue;
             };
             // Its owner binds it, or another replica takes it over.
@@ -323,17 +324,15 @@ impl Policy {
                 continue;
             }
             let pending = |id: &ExecutionId| {
-                let e = self.life.cluster().execution(*id);
+                let e = life.cluster().execution(*id);
                 e.is_some_and(|e| e.stage == Stage::Pending)
             };
             // An execution that waits for others could block the very ones it waits for.
-            let held = self.holds.held.get(id);
-            let held = held.is_some_and(|h| !h.after.is_empty() || h.fails.is_some());
-            if !pending(id) || held || !self.reserves(*id) {
+            if !pending(id) || !sets.is_free(*id) || !self.reserves(life, *id) {
                 stale.push(*id);
                 continue;
             }
-            let Some(set) = self.set_of(*id) else {
+            let Some(set) = sets.set_of(life, *id) else {
                 continue;
             };
             seen.extend(set.iter().copied());
@@ -343,7 +342,7 @@ impl Policy {
                 match entries.get(member) {
                     Some(entry) if entry.by == self.own => {}
                     Some(_) => foreign = true,
-                    None => wanted.extend(self.reservation(*member)),
+                    None => wanted.extend(self.reservation(life, *member)),
                 }
             }
             if foreign || wanted.is_empty() {
@@ -372,11 +371,11 @@ impl Policy {
             // An entry that another replica is about to reserve keeps its room. If that replica
             // does not, this one does after a grace period.
             let mine = if set.len() > 1 {
-                self.places_gangs()
+                life.places_gangs()
             } else {
-                self.life.is_mine(*id)
+                life.is_mine(*id)
             };
-            let is_late = |at: Millis| now.mono.since(at) >= self.life.config.grace_ms;
+            let is_late = |at: Millis| now.mono.since(at) >= life.config.grace_ms;
             if mine || queued.left.is_some_and(is_late) {
                 change.sets.push(wanted);
             } else if queued.left.is_none() {
@@ -384,74 +383,65 @@ impl Policy {
             }
         }
         for id in left {
-            if let Some(queued) = self.holds.queued.get_mut(&id) {
+            if let Some(queued) = self.queued.get_mut(&id) {
                 queued.left = Some(now.mono);
             }
         }
         // After another replica has had it in vain, it is the turn of others. A look may see the end
         // of that late.
-        let turn = self.life.config.reserve_ms + self.life.config.look_ms;
+        let turn = life.config.reserve_ms + life.config.look_ms;
         for id in others {
-            if let Some(queued) = self.holds.queued.get_mut(&id) {
+            if let Some(queued) = self.queued.get_mut(&id) {
                 (queued.from, queued.left) = (now.mono.plus(turn), None);
             }
         }
-        for id in stale {
-            self.holds.dequeue(tenant, id);
-            self.wait_if_pending(id);
+        for id in &stale {
+            self.dequeue(tenant, *id);
         }
+        stale
     }
 
     /// Why the tenant's limits have no room for a further part of an execution. None if they have.
-    pub(crate) fn denies_one_more(&self, like: ExecutionId) -> Option<String> {
-        let tenant = &self.life.cluster().execution(like)?.tenant;
-        if !self.holds.limits(tenant) {
+    pub fn denies_one_more(&self, life: &Lifecycle, like: ExecutionId) -> Option<String> {
+        let tenant = &life.cluster().execution(like)?.tenant;
+        if !self.is_limited(tenant) {
             return None;
         }
         let part = Reservation {
             batch: None,
             at_once: None,
             gang: None,
-            ..self.reservation(like)?
+            ..self.reservation(life, like)?
         };
-        let entries = self.holds.tables.get(tenant).map(|t| t.entries.values());
+        let entries = self.tables.get(tenant).map(|t| t.entries.values());
         let sum = Sum::of(entries.into_iter().flatten());
-        let denied = sum.admits(self.holds.quotas.get(tenant), &[part]);
-        if self.holds.queue.contains_key(tenant) {
+        let denied = sum.admits(self.limits.get(tenant), &[part]);
+        if self.queue.contains_key(tenant) {
             return Some("others of the tenant wait for it".to_owned());
         }
         denied.err().map(|denied| denied.in_words())
     }
 
     /// Explains why an execution has no reservation yet.
-    pub(crate) fn unreserved_in_words(&self, id: ExecutionId) -> Option<String> {
-        if self.is_admitted(id) {
+    pub fn in_words(&self, life: &Lifecycle, id: ExecutionId, sets: &impl Sets) -> Option<String> {
+        if self.is_admitted(life, id) {
             return None;
         }
-        let tenant = &self.life.cluster().execution(id)?.tenant;
-        let wanted: Vec<_> = self
-            .set_of(id)?
+        let tenant = &life.cluster().execution(id)?.tenant;
+        let wanted: Vec<_> = sets
+            .set_of(life, id)?
             .into_iter()
-            .filter_map(|id| self.reservation(id))
+            .filter_map(|id| self.reservation(life, id))
             .collect();
         let empty = Default::default();
-        let entries = self.holds.tables.get(tenant).map_or(&empty, |t| &t.entries);
+        let entries = self.tables.get(tenant).map_or(&empty, |t| &t.entries);
         if entries.contains_key(&id) {
             return Some("it has reserved, and is being bound".to_owned());
         }
-        let denied = Sum::of(entries.values()).admits(self.holds.quotas.get(tenant), &wanted);
+        let denied = Sum::of(entries.values()).admits(self.limits.get(tenant), &wanted);
         Some(match denied {
             Err(denied) => denied.in_words(),
             Ok(()) => "it is reserving, in turn after those before it".to_owned(),
         })
-    }
-
-    /// Handles the end of an execution, as its ledger says.
-    pub(crate) fn note_end(&mut self, id: ExecutionId, phase: PhaseKind) {
-        if let Some(fate) = Fate::of(phase)
-            && !self.holds.is_idle()
-        {
-            self.ended(id, fate);
-        }
     }
 }

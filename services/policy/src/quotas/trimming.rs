@@ -16,10 +16,11 @@ use fiec_schemas::quota::Quota;
 use fiec_schemas::scheduling::Rule;
 use fiec_schemas::{Cause, ExecutionId, Tenant};
 
-use crate::engine::Policy;
+use super::Quotas;
+use super::excess::{self, Has};
+use super::table::Trimmed;
+use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::{Execution, Stage, Wanted};
-use crate::quotas::excess::{self, Has};
-use crate::quotas::table::Trimmed;
 use crate::share::order;
 use crate::share::pause::seconds;
 use crate::share::regret::Regret;
@@ -49,63 +50,63 @@ struct Entry {
     has: Has,
 }
 
-impl Policy {
+impl Quotas {
     /// Finds the tenants that use more than their quota, and trims them.
-    pub(crate) fn look_at_quotas(&mut self) {
-        let now = self.life.now;
-        if self.holds.quotas.is_empty() {
+    pub fn review(&mut self, life: &mut Lifecycle) {
+        let now = life.now;
+        if self.limits.is_empty() {
             return;
         }
-        if now.mono.since(self.holds.over_looked) < self.life.config.preempt_review_ms {
+        if now.mono.since(self.over_looked) < life.config.preempt_review_ms {
             return;
         }
-        self.holds.over_looked = now.mono;
-        let limited = self.holds.quotas.iter().filter(|(_, quota)| quota.limits());
+        self.over_looked = now.mono;
+        let limited = self.limits.iter().filter(|(_, quota)| quota.limits());
         let limited: Vec<_> = limited.map(|(t, q)| (t.clone(), q.clone())).collect();
         let known = |tenant: &Tenant| limited.iter().any(|(t, _)| t == tenant);
-        self.holds.over.retain(|tenant, _| known(tenant));
-        let cluster = self.life.cluster();
-        self.holds.trimmed.retain(|id, trimmed| {
+        self.over.retain(|tenant, _| known(tenant));
+        let cluster = life.cluster();
+        self.trimmed.retain(|id, trimmed| {
             let e = cluster.execution(*id).filter(|e| known(&e.tenant));
             e.is_some_and(|e| e.epoch == trimmed.epoch && matches!(e.stage, Stage::Started(..)))
         });
         for (tenant, quota) in limited {
-            let mine = self.life.replicas.prefers_self(tenant.as_str().as_bytes());
-            let all = mine.then(|| self.entries_of(&tenant)).flatten();
+            let mine = life.replicas.prefers_self(tenant.as_str().as_bytes());
+            let all = mine.then(|| self.entries_of(life, &tenant)).flatten();
             let over = |all: &[Entry]| excess::exceeds(all.iter().map(|e| &e.has), &quota);
             let enough = all.as_ref().is_some_and(|all| !over(all));
             let Some(all) = all.filter(|_| !enough) else {
-                self.holds.over.remove(&tenant);
+                self.over.remove(&tenant);
                 if enough {
-                    self.forget_trimmed(&tenant);
+                    self.forget_trimmed(life, &tenant);
                 }
                 continue;
             };
-            let since = *self.holds.over.entry(tenant.clone()).or_insert(now.mono);
-            if now.mono.since(since) >= self.life.config.quota_grace_ms {
-                self.trim(&tenant, &quota, all);
+            let since = *self.over.entry(tenant.clone()).or_insert(now.mono);
+            if now.mono.since(since) >= life.config.quota_grace_ms {
+                self.trim(life, &tenant, &quota, all);
             }
         }
     }
 
     /// All reservations of a tenant. None if the table may be out of date.
-    fn entries_of(&self, tenant: &Tenant) -> Option<Vec<Entry>> {
-        let now = self.life.now;
-        let table = self.holds.tables.get(tenant)?;
+    fn entries_of(&self, life: &Lifecycle, tenant: &Tenant) -> Option<Vec<Entry>> {
+        let now = life.now;
+        let table = self.tables.get(tenant)?;
         if !table.fresh {
             return None;
         }
         let leaves = |id| table.to_free.contains_key(id) || table.freeing.contains(id);
         let entries = table.entries.values().filter(|e| !leaves(&e.execution));
         let entries = entries.filter_map(|entry| {
-            let e = self.life.cluster().execution(entry.execution)?;
-            let profile = self.life.cluster().profiles.get(e.profile);
+            let e = life.cluster().execution(entry.execution)?;
+            let profile = life.cluster().profiles.get(e.profile);
             let own = entry.by == self.own;
-            if !own && gave_way(e) && !self.is_gone(entry) {
+            if !own && gave_way(e) && !self.is_gone(life, entry) {
                 // The owner is about to free this reservation.
                 return None;
             }
-            let trimmed = self.holds.trimmed.get(&entry.execution);
+            let trimmed = self.trimmed.get(&entry.execution);
             let trimmed = trimmed.filter(|t| t.epoch == e.epoch);
             let state = match e.stage {
                 _ if e.is_appending() || e.order().is_some() => State::Firm,
@@ -116,8 +117,8 @@ impl Policy {
                 _ => State::Firm,
             };
             let regret = (state == State::Runs).then(|| {
-                let rhythm = self.life.rhythms.get(&entry.execution);
-                Regret::of(e, rhythm, &self.life.take_up, now.mono)
+                let rhythm = life.rhythms.get(&entry.execution);
+                Regret::of(e, rhythm, &life.take_up, now.mono)
             });
             Some(Entry {
                 id: entry.execution,
@@ -131,7 +132,7 @@ impl Policy {
                         // Executions that may leave in any case go first.
                         State::Told => i32::MIN,
                         State::Waits => i32::MIN + 1,
-                        _ => profile.map_or(0, |p| order::priority(&self.life.config, p)),
+                        _ => profile.map_or(0, |p| order::priority(&life.config, p)),
                     },
                     regret_ms: regret.map_or(0.0, |r| r.total_ms()),
                 },
@@ -141,14 +142,14 @@ impl Policy {
     }
 
     /// True if the execution already yields without a destination at its next boundary.
-    fn is_going(&self, id: ExecutionId) -> bool {
-        let order = self.life.cluster().execution(id).and_then(|e| e.order());
+    fn is_going(&self, life: &Lifecycle, id: ExecutionId) -> bool {
+        let order = life.cluster().execution(id).and_then(|e| e.order());
         order.is_some_and(|o| o.wants == Wanted::Yield && o.to.is_none())
     }
 
-    fn trim(&mut self, tenant: &Tenant, quota: &Quota, mut all: Vec<Entry>) {
+    fn trim(&mut self, life: &mut Lifecycle, tenant: &Tenant, quota: &Quota, mut all: Vec<Entry>) {
         let count = all.len();
-        all.retain(|entry| !self.is_going(entry.id));
+        all.retain(|entry| !self.is_going(life, entry.id));
         let has: Vec<Has> = all.iter().map(|entry| entry.has).collect();
         let chosen = excess::choose(&has, quota);
         let mut spared: Vec<_> = (0..all.len())
@@ -166,11 +167,11 @@ impl Policy {
                 id, regret, state, ..
             } = &all[n];
             if *state == State::Told {
-                self.tell_again(*id);
+                self.tell_again(life, *id);
                 continue;
             }
             let Some(regret) = regret else {
-                self.unreserve(tenant, *id);
+                self.unreserve(life, tenant, *id);
                 continue;
             };
             let mut reason = format!(
@@ -190,12 +191,12 @@ impl Policy {
                 by: None,
                 reason,
             };
-            self.tell(*id, cause, 1);
+            self.tell(life, *id, cause, 1);
         }
     }
 
-    fn tell(&mut self, id: ExecutionId, cause: Cause, tries: u32) {
-        let Some(e) = self.life.cluster().execution(id) else {
+    fn tell(&mut self, life: &mut Lifecycle, id: ExecutionId, cause: Cause, tries: u32) {
+        let Some(e) = life.cluster().execution(id) else {
             return;
         };
         let trimmed = Trimmed {
@@ -203,56 +204,56 @@ impl Policy {
             tries,
             cause: cause.clone(),
         };
-        self.holds.trimmed.insert(id, trimmed);
-        self.life.stop_waiting(id);
-        self.life.order_yield(id, cause);
+        self.trimmed.insert(id, trimmed);
+        life.stop_waiting(id);
+        life.order_yield(id, cause);
     }
 
     /// Repeats an order that the holder did not confirm.
-    fn tell_again(&mut self, id: ExecutionId) {
-        let now = self.life.now;
-        let e = self.life.cluster().execution(id);
+    fn tell_again(&mut self, life: &mut Lifecycle, id: ExecutionId) {
+        let now = life.now;
+        let e = life.cluster().execution(id);
         let waits = e.is_none_or(|e| e.was_told(now.mono));
-        if let Some(Trimmed { tries, cause, .. }) = self.holds.trimmed.get(&id)
+        if let Some(Trimmed { tries, cause, .. }) = self.trimmed.get(&id)
             && !waits
         {
             let (tries, cause) = (tries.saturating_add(1), cause.clone());
-            self.tell(id, cause, tries);
+            self.tell(life, id, cause, tries);
         }
     }
 
     /// The tenant is within its quota again.
-    fn forget_trimmed(&mut self, tenant: &Tenant) {
-        let cluster = self.life.cluster();
-        self.holds.trimmed.retain(|id, _| {
+    fn forget_trimmed(&mut self, life: &mut Lifecycle, tenant: &Tenant) {
+        let cluster = life.cluster();
+        self.trimmed.retain(|id, _| {
             let e = cluster.execution(*id);
             e.is_some_and(|e| e.tenant != *tenant)
         });
     }
 
     /// Frees the reservation of an execution that was preempted for its tenant's quota.
-    pub(crate) fn left_quota(&mut self, id: ExecutionId) {
-        let now = self.life.now;
-        let Some(tenant) = self.life.tenant(id) else {
+    pub fn left(&mut self, life: &mut Lifecycle, id: ExecutionId) {
+        let now = life.now;
+        let Some(tenant) = life.tenant(id) else {
             return;
         };
-        let own = self.holds.tables.get(&tenant).is_some_and(|table| {
+        let own = self.tables.get(&tenant).is_some_and(|table| {
             let entry = table.entries.get(&id);
             entry.is_some_and(|entry| entry.by == self.own)
         });
-        if own && let Some(table) = self.holds.tables.get_mut(&tenant) {
+        if own && let Some(table) = self.tables.get_mut(&tenant) {
             table.to_free.insert(id, now.mono);
-            self.life.changed().holds = true;
+            life.changed().holds = true;
         }
     }
 
     /// Frees the reservation of an execution that waits for a place.
-    fn unreserve(&mut self, tenant: &Tenant, id: ExecutionId) {
-        let now = self.life.now;
-        self.left_quota(id);
-        self.holds.unplaced.remove(&id);
-        self.life.stop_waiting(id);
-        self.requeue(tenant, id, now.mono);
+    fn unreserve(&mut self, life: &mut Lifecycle, tenant: &Tenant, id: ExecutionId) {
+        let now = life.now;
+        self.left(life, id);
+        self.unplaced.remove(&id);
+        life.stop_waiting(id);
+        self.requeue(life, tenant, id, now.mono);
     }
 }
 

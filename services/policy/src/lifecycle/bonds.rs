@@ -1,0 +1,52 @@
+//! What submissions say of other executions: their batch, its limit, their gang.
+
+use std::collections::BTreeMap;
+
+use fiec_schemas::scheduling::Gang;
+use fiec_schemas::{BatchId, ExecutionId};
+
+use super::Lifecycle;
+
+/// Key by which replicas agree who places gangs.
+const PLACER: &[u8] = b"gangs";
+
+/// What the submission of an execution says of others.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Bonds {
+    /// Its batch, if named.
+    pub batch: Option<BatchId>,
+    /// Most executions of its batch that run at once.
+    pub at_once: Option<u32>,
+    /// The gang with which it starts.
+    pub gang: Option<Gang>,
+}
+
+/// The bonds of live executions, for those with a batch, a gang or dependencies.
+pub(super) type AllBonds = BTreeMap<ExecutionId, Box<Bonds>>;
+
+impl Lifecycle {
+    /// Notes what the submission of an execution says of others.
+    pub(crate) fn note_bonds(&mut self, id: ExecutionId, bonds: Bonds) {
+        self.bonds.insert(id, Box::new(bonds));
+    }
+
+    /// Forgets them with the execution.
+    pub(crate) fn forget_bonds(&mut self, id: ExecutionId) {
+        self.bonds.remove(&id);
+    }
+
+    /// What the submission of an execution says of others.
+    pub(crate) fn bonds(&self, id: ExecutionId) -> Option<&Bonds> {
+        self.bonds.get(&id).map(|bonds| &**bonds)
+    }
+
+    /// All live executions whose submissions say something of others.
+    pub(crate) fn all_bonds(&self) -> impl ExactSizeIterator<Item = (&ExecutionId, &Bonds)> {
+        self.bonds.iter().map(|(id, bonds)| (id, &**bonds))
+    }
+
+    /// True if this replica places gangs.
+    pub(crate) fn places_gangs(&self) -> bool {
+        self.replicas.prefers_self(PLACER)
+    }
+}
