@@ -18,6 +18,7 @@
 pub mod config;
 pub mod engine;
 mod fate;
+mod gangs;
 pub mod holds;
 mod lifecycle;
 mod quotas;

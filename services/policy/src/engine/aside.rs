@@ -18,7 +18,7 @@ use fiec_schemas::{Cause, ExecutionId};
 
 use super::Policy;
 use super::bind::Placed;
-use crate::holds::room::KeptPlaces;
+use crate::gangs::places::KeptPlaces;
 use crate::lifecycle::cluster::places::Claim;
 use crate::lifecycle::cluster::{Execution, NodeIx, Order, Presence, Stage, Wanted};
 use crate::lifecycle::placement::{Ask, Leaving};

@@ -7,14 +7,13 @@
 //!   [`questions`]: what others may ask.
 //! * [`ledger`] follows the feed, [`appends`] takes the results of the policy's own appends.
 //! * [`bind`] places executions that need a binding: new, pending, refused, lost, or queued behind
-//!   long work. [`deadly`] holds those under which workers end.
+//!   long work.
 //! * [`fill`] serves the queue in order, [`preempt`] preempts running executions, [`victims`]
 //!   chooses them, [`late`] enforces deadlines.
 //! * [`orders`] moves running executions: pressure, drains, operators.
 //! * [`leaving`] empties a node before it leaves.
 //! * [`aside`] parks preempted executions if a park is cheaper than a move.
-//! * [`holds`] and [`gang`] hold executions back that wait for others; [`first`] reserves places for a
-//!   gang, [`room`] finds them.
+//! * [`holds`] holds executions back that wait for others.
 //! * [`nodes`] reviews the executions of nodes that are silent, lost or unviable; [`absent`] forgets
 //!   nodes, [`reconcile`] binds again what a node lacks.
 //! * [`why`] explains to people, [`tell`] records explanations, [`offers`] lists programs,
@@ -26,11 +25,8 @@ mod appends;
 mod aside;
 mod beliefs;
 mod bind;
-mod deadly;
 mod duties;
 mod fill;
-mod first;
-mod gang;
 mod holds;
 mod input;
 mod late;
@@ -45,9 +41,8 @@ mod realloc;
 mod reconcile;
 mod refusal;
 mod requests;
-mod room;
 mod tell;
-mod victims;
+pub(crate) mod victims;
 mod why;
 
 use std::collections::BTreeSet;

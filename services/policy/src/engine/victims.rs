@@ -13,7 +13,7 @@ use fiec_schemas::{ExecutionId, Timestamp};
 
 use super::Policy;
 use super::preempt::Contender;
-use crate::holds::room::KeptPlaces;
+use crate::gangs::places::KeptPlaces;
 use crate::lifecycle::cluster::places::Claim;
 use crate::lifecycle::cluster::tenants::TenantIx;
 use crate::lifecycle::cluster::{NodeIx, Presence, Stage};

@@ -2,9 +2,6 @@
 //! the limits of its batch and its tenant. Only executions with such a field, and tenants with
 //! limits, have entries here.
 
-pub mod first;
-pub mod room;
-
 use std::collections::{BTreeMap, BTreeSet};
 
 use fiec_schemas::scheduling::{AfterOutcome, Dependency, Gang};
@@ -162,7 +159,7 @@ pub struct Holds {
     /// Gangs with a change.
     pub gangs_due: BTreeSet<GangKey>,
     /// The leading gang.
-    pub first: Option<Box<first::First>>,
+    pub first: Option<Box<crate::lifecycle::backfill::First>>,
     /// Time of the last choice of the leading gang.
     pub first_looked: Millis,
     /// Index from which gangs are checked. The gangs before it would not have room even on an empty

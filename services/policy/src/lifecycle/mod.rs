@@ -15,6 +15,7 @@
 mod aging;
 mod appends;
 mod arriving;
+pub(crate) mod backfill;
 mod bind;
 pub(crate) mod bonds;
 pub mod cluster;
@@ -29,6 +30,7 @@ mod queue;
 mod reconcile;
 pub mod replicas;
 mod starts;
+mod suspects;
 pub(crate) mod transitions;
 mod trust;
 mod writes;

@@ -34,7 +34,7 @@ pub use self::ranking::Rankings;
 use self::ranking::{Key, Rank, Ranking};
 pub(crate) use self::reason::{NAMES, Operators};
 use crate::config::Config;
-use crate::holds::room::KeptPlaces;
+use crate::gangs::places::KeptPlaces;
 use crate::lifecycle::cluster::execution::Avoided;
 use crate::lifecycle::cluster::places::{Claim, DeviceIx, Wants};
 use crate::lifecycle::cluster::profile::{Profile, ProfileIx};

@@ -1,4 +1,4 @@
-//! Reserves free places for the leading gang ([`crate::holds::first`]), and preempts executions for
+//! Reserves free places for the leading gang ([`crate::lifecycle::backfill`]), and preempts executions for
 //! it: one for each place that the gang lacks, or none at all.
 
 use std::collections::BTreeMap;
@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use fiec_schemas::{ExecutionId, Tenant, Timestamp};
 
-use super::Policy;
-use super::victims::Victim;
+use crate::engine::Policy;
+use crate::engine::victims::Victim;
+use crate::gangs::places::KeptPlaces;
 use crate::holds::GangKey;
-use crate::holds::first::{First, Passes, Turn};
-use crate::holds::room::KeptPlaces;
+use crate::lifecycle::backfill::{First, Passes, Turn};
 use crate::lifecycle::cluster::Stage;
 use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::lifecycle::cluster::tenants::TenantIx;

@@ -1,11 +1,11 @@
-//! Finds places for a gang, and estimates when they are free ([`crate::holds::room`]).
+//! Finds places for a gang, and estimates when they are free ([`super::places`]).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::Policy;
-use crate::holds::first::First;
-use crate::holds::room::{Group, KeptPlaces, Room, Rooms, Space, has_places};
+use crate::engine::Policy;
+use crate::gangs::places::{Group, KeptPlaces, Room, Rooms, Space, has_places};
+use crate::lifecycle::backfill::First;
 use crate::lifecycle::cluster::NodeIx;
 use crate::lifecycle::cluster::places::{Claim, DeviceIx, Taken};
 use crate::lifecycle::cluster::profile::ProfileIx;

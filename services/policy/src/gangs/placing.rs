@@ -14,7 +14,7 @@ use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::scheduling::Gang;
 use fiec_schemas::{Cause, Event, ExecutionId, Tenant, Timestamp};
 
-use super::{Action, Policy};
+use crate::engine::{Action, Policy};
 use crate::holds::GangKey;
 use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::Stage;

@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use fiec_schemas::ExecutionId;
 
-use super::GangKey;
-use super::room::KeptPlaces;
+use crate::gangs::places::KeptPlaces;
+use crate::holds::GangKey;
 use crate::lifecycle::cluster::tenants::TenantIx;
 use crate::share::order::Rank;
 use crate::time::Millis;

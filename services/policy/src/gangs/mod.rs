@@ -1,0 +1,6 @@
+//! Gangs.
+
+mod leading;
+pub(crate) mod places;
+mod placing;
+mod rooms;
