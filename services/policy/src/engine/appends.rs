@@ -55,7 +55,8 @@ impl Policy {
             Stage::Bound(..) => {
                 self.life.settle_binding(id, moved);
                 self.life.stop_waiting(id);
-                self.note_gang(id);
+                let alone = self.gangs.hear(&mut self.life, id);
+                self.wait_again(alone);
                 let due = now.mono.plus(self.life.balance_check());
                 self.life.set_due(id, due);
             }

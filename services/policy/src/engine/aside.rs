@@ -18,9 +18,9 @@ use fiec_schemas::{Cause, ExecutionId};
 
 use super::Policy;
 use super::bind::Placed;
-use crate::gangs::places::KeptPlaces;
 use crate::lifecycle::cluster::places::Claim;
 use crate::lifecycle::cluster::{Execution, NodeIx, Order, Presence, Stage, Wanted};
+use crate::lifecycle::placement::kept::KeptPlaces;
 use crate::lifecycle::placement::{Ask, Leaving};
 use crate::share::pause::{self, Kept, seconds};
 use crate::share::regret;
@@ -171,7 +171,7 @@ impl Policy {
             // Executions that must leave are handled by `review_holds`.
             return Placed::Deferred;
         }
-        let kept = self.kept_from(id);
+        let kept = self.life.kept_from(id);
         if self.goes_on_here(id, None, &kept) {
             if self.life.defers(id, self.life.config.order_grace_ms) {
                 return Placed::Deferred;

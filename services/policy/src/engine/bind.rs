@@ -12,7 +12,7 @@ use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::lifecycle::cluster::{NodeIx, Stage};
 use crate::lifecycle::orders::leaves;
 use crate::lifecycle::placement::{Ask, Choice};
-use crate::time::{Millis, Now};
+use crate::time::Now;
 
 /// Result of an attempt to bind an execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,7 +104,7 @@ impl Policy {
             self.take_holds(id, tenant, hold, false);
             return Submitted::Append(vec![Event::Submitted]);
         }
-        let kept = self.kept_from_new(id, tenant, profile, submitted_at);
+        let kept = self.life.kept_from_new(id, tenant, profile, submitted_at);
         let ask = Ask {
             kept,
             ..Ask::new(profile)
@@ -199,17 +199,17 @@ impl Policy {
         if e.stage == Stage::Pending && !self.may_wait(id) {
             return Placed::Moot;
         }
-        if self.hold_if_deadly(id, &cause) {
+        if self.life.hold_if_deadly(id, &cause) {
             return Placed::Yes;
         }
-        let apart = self.apart_from(now, id);
+        let apart = self.life.apart_from(now, id);
         let Some(e) = self.life.cluster().execution(id) else {
             return Placed::Moot;
         };
         // A lost node that returns with a new instance is as good as any other. Its old holdings do
         // not count against its capacity.
         let lost = matches!(cause, Cause::Lost { .. } | Cause::Orphaned { .. });
-        let kept = self.kept_from(id);
+        let kept = self.life.kept_from(id);
         let mut ask = Ask {
             apart,
             kept,
@@ -238,7 +238,6 @@ impl Policy {
         cause: Cause,
         ticket: Option<Ticket>,
     ) {
-        let now = self.life.now;
         let Some(e) = self.life.cluster().execution(id) else {
             return;
         };
@@ -252,24 +251,7 @@ impl Policy {
             }
             return;
         }
-        let (tenant, expected, node) = (e.tenant.clone(), e.seq, choice.node);
-        let claim = Claim::of(self.life.cluster().profiles.get(e.profile), choice.device);
-        let Some((event, instance)) = self.life.bound(e.epoch + 1, choice, cause) else {
-            return;
-        };
-        self.life.begin_append(id);
-        self.life.clear_order(id);
-        self.life
-            .set_stage(id, Stage::Bound(node, instance), claim, now.mono);
-        self.life.set_due(id, Millis(0));
-        self.life.note_choice(id);
-        self.life.out.push(Action::Append {
-            execution: id,
-            tenant,
-            expected,
-            events: vec![event],
-            ticket,
-        });
+        self.life.append_bound(id, choice, cause, ticket);
     }
 
     pub(crate) fn look_at_execution(&mut self, id: ExecutionId) {
@@ -312,7 +294,7 @@ impl Policy {
             }
             return;
         }
-        if !self.holds.gangs.is_empty() && self.wait_for_gang(id) {
+        if self.gangs.awaits_members(&mut self.life, id) {
             return;
         }
         let Some(e) = self.life.cluster().execution(id) else {

@@ -128,7 +128,7 @@ impl Policy {
         let Cause::Preempted { by: Some(by), .. } = cause else {
             return None;
         };
-        if self.is_first(*by) {
+        if self.life.leads(*by) {
             // A gang takes the freed places only once it has all of them.
             return Some(now.mono.plus(self.life.config.take_ms));
         }

@@ -5,12 +5,14 @@ use fiec_schemas::{BatchId, Event, ExecutionId, Fault, PhaseKind, Tenant};
 
 use super::{Action, Policy};
 use crate::fate::{Fate, Seen};
+use crate::gangs::{Gangs, Members};
 use crate::holds::{Awaited, Held, HoldSpec, Holds};
 use crate::lifecycle::Lifecycle;
 use crate::lifecycle::bonds::Bonds;
 use crate::lifecycle::cluster::Stage;
 use crate::lifecycle::cluster::profile::ProfileIx;
-use crate::quotas::Sets;
+use crate::quotas::{Quotas, Sets};
+use crate::share;
 use crate::time::Millis;
 
 /// Most ledgers that one round looks at.
@@ -60,7 +62,7 @@ impl Policy {
         if !held.after.is_empty() {
             self.holds.held.insert(id, Box::new(held));
         }
-        self.join_gang(id);
+        self.gangs.join(&mut self.life, id);
     }
 
     /// True for a new execution that must not be bound by its first message.
@@ -72,22 +74,6 @@ impl Policy {
                 let own = !spec.after.is_empty() || spec.gang.is_some() || spec.at_once.is_some();
                 own || limited.is_some()
             })
-    }
-
-    /// Adds a known execution to its gang.
-    fn join_gang(&mut self, id: ExecutionId) {
-        let Some(gang) = self.life.bonds(id).and_then(|b| b.gang.clone()) else {
-            return;
-        };
-        let Some(e) = self.life.cluster().execution(id) else {
-            return;
-        };
-        let (key, member) = ((e.tenant.clone(), gang.name), (e.submitted_at, id));
-        let together = self.holds.gangs.entry(key.clone()).or_default();
-        together.size = gang.size;
-        together.members.insert(member);
-        self.holds.gangs_due.insert(key);
-        self.life.changed().holds = true;
     }
 
     /// Handles the end of an execution.
@@ -155,14 +141,9 @@ impl Policy {
 
     /// Forgets the holds of an execution that no longer lives.
     pub(crate) fn forget_holds(&mut self, id: ExecutionId) {
-        let Some(e) = self.life.cluster().execution(id) else {
-            return;
-        };
-        if self.is_unbound() {
+        if !self.life.knows(id) || self.is_unbound() {
             return;
         }
-        let (tenant, started) = (e.tenant.clone(), matches!(e.stage, Stage::Started(..)));
-        let member = (e.submitted_at, id);
         if let Some(held) = self.holds.held.remove(&id) {
             for awaited in &held.after {
                 if let Some(waiters) = self.holds.waiters.get_mut(&awaited.id) {
@@ -174,9 +155,7 @@ impl Policy {
                 }
             }
         }
-        if let Some(gang) = self.life.bonds(id).and_then(|bonds| bonds.gang.clone()) {
-            self.leave_gang((tenant, gang.name), member, started);
-        }
+        self.gangs.forget(&mut self.life, id);
         self.holds.failing.remove(&id);
         self.quotas.forget(&mut self.life, id);
         self.life.forget_bonds(id);
@@ -203,14 +182,7 @@ impl Policy {
         if !self.sets().is_free(id) {
             return false;
         }
-        if let Some(gang) = self.life.bonds(id).and_then(|bonds| bonds.gang.as_ref())
-            && !self.is_alone(id)
-        {
-            if let Some(tenant) = self.life.tenant(id) {
-                let key = (tenant, gang.name.clone());
-                self.holds.gangs_due.insert(key);
-                self.life.changed().holds = true;
-            }
+        if self.gangs.holds_back(&mut self.life, id) {
             return false;
         }
         self.quotas.admit(&mut self.life, id)
@@ -233,14 +205,16 @@ impl Policy {
                 return Some(self.awaited_in_words(held));
             }
         }
-        if let Some(gang) = self.life.bonds(id).and_then(|bonds| bonds.gang.as_ref())
-            && !self.is_alone(id)
-        {
-            return Some(self.gang_in_words(&e.tenant, gang));
-        }
-        self.quotas
-            .in_words(&self.life, id, &self.sets())
-            .or_else(|| self.kept_in_words(self.life.now, id))
+        let unreserved = |id| self.quotas.in_words(&self.life, id, &self.sets());
+        let members = Waiting {
+            holds: &self.holds,
+            quotas: &self.quotas,
+            share: &self.share,
+        };
+        self.gangs
+            .in_words(&self.life, id, &members, unreserved)
+            .or_else(|| unreserved(id))
+            .or_else(|| self.life.kept_in_words(id))
     }
 
     /// For people: what would let it be bound.
@@ -263,7 +237,9 @@ impl Policy {
             Some(held) if !held.after.is_empty() => {
                 format!("the end of the {} that it waits for", held.after.len())
             }
-            _ if bonds.is_some_and(|b| b.gang.is_some()) && !self.is_alone(id) => {
+            _ if bonds.is_some_and(|b| b.gang.is_some())
+                && !self.gangs.is_alone(&self.life, id) =>
+            {
                 "all members of its gang being ready, and room for all of them at once".to_owned()
             }
             _ if self.quotas.is_admitted(&self.life, id) => {
@@ -311,28 +287,48 @@ impl Policy {
         if self.is_unbound() {
             return;
         }
-        self.look_at_first();
+        let members = Waiting {
+            holds: &self.holds,
+            quotas: &self.quotas,
+            share: &self.share,
+        };
+        self.gangs.choose_leading(&mut self.life, &members);
         let sweep = self.sweep();
         if !std::mem::take(&mut self.life.changed().holds) && !sweep {
             return;
         }
         self.look_at_ledgers();
         self.fail_what_cannot_run();
-        self.act_on_gangs();
-        let holds = &self.holds;
-        let stale = self.quotas.ask(&mut self.life, &Bound { holds });
+        let members = Waiting {
+            holds: &self.holds,
+            quotas: &self.quotas,
+            share: &self.share,
+        };
+        let round = self.gangs.act(&mut self.life, &members);
+        for id in round.unreserved {
+            self.quotas.admit(&mut self.life, id);
+        }
+        self.wait_again(round.alone);
+        let sets = Bound {
+            holds: &self.holds,
+            gangs: &self.gangs,
+        };
+        let stale = self.quotas.ask(&mut self.life, &sets);
         self.wait_again(stale);
     }
 
     /// Returns true if it was time to look for unused reservations.
     fn sweep(&mut self) -> bool {
-        let (share, first) = (&self.share, self.holds.first.as_deref());
-        let first = first.filter(|first| first.keeps);
+        let share = &self.share;
+        let leading = self.life.leading().filter(|leading| leading.keeps);
+        let kept_for = leading.map(|leading| leading.members.clone());
         // Another execution yields for it, or places are reserved.
         let asked = |id: ExecutionId| {
             share.asking.contains_key(&id)
                 || share.promised.contains_key(&id)
-                || first.is_some_and(|first| first.members.contains(&id))
+                || kept_for
+                    .as_ref()
+                    .is_some_and(|members| members.contains(&id))
         };
         let Some(swept) = self.quotas.sweep(&mut self.life, asked) else {
             return false;
@@ -345,13 +341,16 @@ impl Policy {
         for id in swept.unknown {
             self.holds.look_at.entry(id).or_insert(now);
         }
-        self.life.changed().holds |= !self.holds.gangs_due.is_empty();
+        self.life.changed().holds |= self.gangs.has_due();
         true
     }
 
     /// What quotas ask about executions.
     pub(crate) fn sets(&self) -> Bound<'_> {
-        Bound { holds: &self.holds }
+        Bound {
+            holds: &self.holds,
+            gangs: &self.gangs,
+        }
     }
 
     /// Handles the end of an execution, as its ledger says.
@@ -431,15 +430,40 @@ impl Policy {
 /// What holds executions back apart from quotas.
 pub(crate) struct Bound<'a> {
     holds: &'a Holds,
+    gangs: &'a Gangs,
+}
+
+/// What gangs ask about their members.
+pub(crate) struct Waiting<'a> {
+    holds: &'a Holds,
+    quotas: &'a Quotas,
+    share: &'a share::Memory,
+}
+
+impl Members for Waiting<'_> {
+    fn is_free(&self, id: ExecutionId) -> bool {
+        self.holds.is_free(id)
+    }
+
+    fn is_admitted(&self, life: &Lifecycle, id: ExecutionId) -> bool {
+        self.quotas.is_admitted(life, id)
+    }
+
+    fn have_reserved(&self, tenant: &Tenant, ids: &[ExecutionId]) -> bool {
+        self.quotas.have_reserved(tenant, ids)
+    }
+
+    fn is_yielded_to(&self, id: ExecutionId) -> bool {
+        self.share.asking.contains_key(&id)
+    }
 }
 
 impl Sets for Bound<'_> {
     fn is_free(&self, id: ExecutionId) -> bool {
-        let held = self.holds.held.get(&id);
-        held.is_none_or(|held| held.after.is_empty() && held.fails.is_none())
+        self.holds.is_free(id)
     }
 
     fn set_of(&self, life: &Lifecycle, id: ExecutionId) -> Option<Vec<ExecutionId>> {
-        self.holds.set_of(life, id)
+        self.gangs.set_of(life, id)
     }
 }

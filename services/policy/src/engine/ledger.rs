@@ -89,7 +89,7 @@ impl Policy {
         }
         self.life.note_starts(view, (writer, arrived));
         self.life.note_facts(view, stage, before.map(|(b, _)| b));
-        self.note_suspect(id);
+        self.life.note_suspect(id);
         self.ranges.hear(&mut self.life, view);
         let is_spread = self.ranges.contains(id);
         self.verification.hear(&mut self.life, view, is_spread);
@@ -195,7 +195,8 @@ impl Policy {
         match stage {
             Stage::Pending => {
                 self.life.set_due(id, self.life.next_chance(id));
-                self.note_gang(id);
+                let alone = self.gangs.hear(&mut self.life, id);
+                self.wait_again(alone);
                 self.wait(id);
             }
             Stage::Paused | Stage::Held | Stage::Verifying => {
@@ -204,7 +205,8 @@ impl Policy {
             }
             Stage::Bound(..) => {
                 self.life.stop_waiting(id);
-                self.note_gang(id);
+                let alone = self.gangs.hear(&mut self.life, id);
+                self.wait_again(alone);
                 // After a change, the capsule that was sent follows an outdated message.
                 let changed = view.event(EventKind::Adjusted).is_some();
                 let handover = view.event(EventKind::Yielded).is_some()
@@ -225,7 +227,8 @@ impl Policy {
             }
             Stage::Started(..) => {
                 self.life.stop_waiting(id);
-                self.note_gang(id);
+                let alone = self.gangs.hear(&mut self.life, id);
+                self.wait_again(alone);
                 let Some(e) = self.life.cluster().execution(id) else {
                     return;
                 };
@@ -274,7 +277,7 @@ impl Policy {
     /// Removes an execution that has ended, or whose ledger never existed.
     pub(crate) fn forget(&mut self, id: ExecutionId) {
         self.verification.forget(id);
-        self.suspects.remove(&id);
+        self.life.forget_suspect(id);
         self.life.stop_waiting(id);
         self.forget_holds(id);
         self.forget_sharing(id);

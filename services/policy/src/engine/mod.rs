@@ -45,11 +45,10 @@ mod tell;
 pub(crate) mod victims;
 mod why;
 
-use std::collections::BTreeSet;
-
 use fiec_schemas::{ExecutionId, InstanceId};
 
 use crate::config::Config;
+use crate::gangs::Gangs;
 use crate::holds::Holds;
 use crate::lifecycle::Lifecycle;
 use crate::quotas::Quotas;
@@ -81,12 +80,12 @@ pub struct Policy {
     pub(crate) ranges: Ranges,
     /// Comparisons of what nodes compute.
     pub(crate) verification: Verification,
-    /// Live executions under which almost as many workers have ended as are allowed.
-    pub(crate) suspects: BTreeSet<ExecutionId>,
     /// Reports on waiting executions.
     pub(crate) told: tell::Told,
     /// How much of a quota is used.
     pub(crate) quotas: Quotas,
+    /// Executions that start together.
+    pub(crate) gangs: Gangs,
     /// Reasons other than room that hold executions back.
     pub(crate) holds: Holds,
 }
@@ -101,9 +100,9 @@ impl Policy {
             reallocation: Reallocation::default(),
             ranges: Ranges::default(),
             verification: Verification::new(own),
-            suspects: BTreeSet::new(),
             told: tell::Told::default(),
             quotas: Quotas::new(own),
+            gangs: Gangs::default(),
             holds: Holds::default(),
         }
     }
@@ -294,7 +293,7 @@ impl Policy {
                 continue;
             };
             let claims = Claims {
-                gang_gathers: self.gathers(),
+                gang_gathers: self.gangs.gathers(&self.life),
                 denied: self.quotas.denies_one_more(&self.life, one.id),
             };
             self.ranges.grow(&mut self.life, root, one, claims);

@@ -8,6 +8,7 @@
 //! A round is bounded: the first 16 waiting executions, and a window of the running ones
 //! ([`super::victims`]).
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fiec_schemas::scheduling::Rule;
@@ -17,7 +18,7 @@ use super::Policy;
 use super::aside::GivesWay;
 use super::victims::{Victim, WINDOW};
 use crate::lifecycle::cluster::Stage;
-use crate::lifecycle::cluster::profile::Profile;
+use crate::lifecycle::cluster::profile::{Profile, ProfileIx};
 use crate::lifecycle::cluster::tenants::TenantIx;
 use crate::lifecycle::placement::{Ask, Leaving};
 use crate::share::order::{self, Discipline, NEVER};
@@ -73,7 +74,7 @@ impl Policy {
     pub(crate) fn preempt(&mut self) {
         let now = self.life.now;
         let due = now.mono.since(self.share.reviewed) >= self.life.config.preempt_review_ms;
-        let nobody = self.life.waiting.is_empty() && self.holds.first.is_none();
+        let nobody = self.life.waiting.is_empty() && self.life.leading().is_none();
         if !due || nobody || self.life.config.discipline == Discipline::Fifo {
             return;
         }
@@ -81,7 +82,7 @@ impl Policy {
         self.life.waiting.age(&self.life.config, now.mono);
         self.forget_vain_orders();
         let contenders = self.contenders();
-        if contenders.is_empty() && self.holds.first.is_none() {
+        if contenders.is_empty() && self.life.leading().is_none() {
             return;
         }
         let mut victims = self.victims();
@@ -187,7 +188,7 @@ impl Policy {
         let asked = (victim.id, now.mono);
         self.share.asking.insert(contender.id, asked);
         // The victim must not move to a place that is reserved for a gang.
-        let first = self.holds.first.as_ref();
+        let first = self.life.leading();
         let first = first.filter(|f| f.keeps || f.members.contains(&contender.id));
         let kept = first.map(|first| Arc::clone(&first.places));
         let node = self.life.cluster().node(victim.node).id.clone();
@@ -219,5 +220,80 @@ impl Policy {
                 self.set_aside(gives, cause);
             }
         }
+    }
+
+    /// Preempts executions for the leading gang: one for each missing place, or none at all.
+    pub(crate) fn preempt_for_gang(&mut self, victims: &mut Vec<Victim>) {
+        let now = self.life.now;
+        let Some(leading) = self.life.leading() else {
+            return;
+        };
+        let (members, key) = (leading.members.clone(), leading.key.clone());
+        let effective = leading.turn.effective;
+        // The replica that holds the reservations of all members acts, whichever is preferred now.
+        if !members
+            .iter()
+            .all(|id| self.quotas.is_admitted(&self.life, *id))
+        {
+            return;
+        }
+        let lacking = self.gangs.lacking(&self.life).unwrap_or_default();
+        let free = self.unasked(&members, lacking);
+        let lacks = free.len();
+        let mut chosen = Vec::new();
+        let mut left: Vec<Victim> = std::mem::take(victims);
+        for id in free {
+            let waiter = self.life.waiter_of(id);
+            let contender = waiter.and_then(|w| self.contender(id, w, effective));
+            let Some(contender) = contender else {
+                break;
+            };
+            let Some(chose) = self.choose_victim(&contender, &left) else {
+                break;
+            };
+            let reason = self.reason(&contender, &chose, &left);
+            let victim = left.swap_remove(chose.at);
+            // The next choice must see this one. It is undone below if there are too few victims.
+            self.share.asking.insert(id, (victim.id, now.mono));
+            chosen.push((contender, victim, chose.rule, reason));
+        }
+        let enough = chosen.len() == lacks;
+        for (contender, victim, rule, reason) in chosen {
+            if enough {
+                let reason = format!("{reason}; for the gang {} of {}", key.1, members.len());
+                self.give_way(victim, &contender, rule, reason);
+            } else {
+                self.share.asking.remove(&contender.id);
+                left.push(victim);
+            }
+        }
+        *victims = left;
+        if enough && lacks > 0 {
+            self.life.keep_for_leading();
+        }
+    }
+
+    /// Members without a place for which no execution has been asked to yield. Members of one
+    /// profile share the places that were asked for.
+    fn unasked(&self, members: &[ExecutionId], lacking: &[ExecutionId]) -> Vec<ExecutionId> {
+        let profile = |id: &ExecutionId| self.life.cluster().execution(*id).map(|e| e.profile);
+        let asks = |id: &&ExecutionId| self.share.asking.contains_key(*id);
+        let mut lacks: BTreeMap<Option<ProfileIx>, usize> = BTreeMap::new();
+        for id in lacking {
+            *lacks.entry(profile(id)).or_default() += 1;
+        }
+        for id in members.iter().filter(asks) {
+            if let Some(count) = lacks.get_mut(&profile(id)) {
+                *count = count.saturating_sub(1);
+            }
+        }
+        let free = lacking.iter().filter(|id| !asks(id));
+        let free = free.filter(|id| {
+            let count = lacks.entry(profile(id)).or_default();
+            let lacks = *count > 0;
+            *count = count.saturating_sub(1);
+            lacks
+        });
+        free.copied().collect()
     }
 }

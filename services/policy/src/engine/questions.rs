@@ -122,7 +122,7 @@ impl Policy {
     /// True if an execution holds, or waits for, something shared: a part of a quota, of a batch's
     /// limit, or a place in a gang.
     pub fn reserves_for(&self, id: ExecutionId) -> bool {
-        self.quotas.reserves(&self.life, id) || self.withholds(id)
+        self.quotas.reserves(&self.life, id) || self.gangs.withholds(&self.life, id)
     }
 
     /// The shard from which a node pulls capsules.

@@ -239,7 +239,7 @@ impl Policy {
         self.share.asking.remove(&by);
         self.share.promised.insert(by, now.mono);
         self.life.changed().places = true;
-        self.hurry_gang(by);
+        self.gangs.hurry(&mut self.life, by);
     }
 
     /// For people: how long it has been parked, what it keeps, and why. None if it is not parked.

@@ -13,11 +13,11 @@ use fiec_schemas::{ExecutionId, Timestamp};
 
 use super::Policy;
 use super::preempt::Contender;
-use crate::gangs::places::KeptPlaces;
 use crate::lifecycle::cluster::places::Claim;
 use crate::lifecycle::cluster::tenants::TenantIx;
 use crate::lifecycle::cluster::{NodeIx, Presence, Stage};
 use crate::lifecycle::placement::Ask;
+use crate::lifecycle::placement::kept::KeptPlaces;
 use crate::share::order::{self, Discipline};
 use crate::share::pause::seconds;
 use crate::share::regret::{Regret, residency_ms};
@@ -168,7 +168,7 @@ impl Policy {
                 return Some(Rule::FairShare);
             }
         }
-        let first = self.holds.first.as_ref();
+        let first = self.life.leading();
         let gang = first.filter(|first| first.members.contains(&c.id));
         let waited = |since: Millis| now.mono.since(since) > slice;
         let crowded = match discipline {
@@ -226,7 +226,7 @@ impl Policy {
                 .then(b.id.cmp(&a.id))
         });
         // Places that are reserved for a gang are not available, even after a preemption.
-        let kept = self.kept_from(contender.id);
+        let kept = self.life.kept_from(contender.id);
         let mut asked = BTreeMap::new();
         let would_do = |(at, _): &(usize, Rule)| {
             let Victim { node, claim, .. } = victims[*at];

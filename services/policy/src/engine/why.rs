@@ -73,7 +73,7 @@ impl Policy {
         summary += &self.verification.in_words(&self.life, id);
         summary += &self.ranges.in_words(&self.life, id);
         let here = e.stage.node();
-        let apart = self.apart_from(now, id);
+        let apart = self.life.apart_from(now, id);
         let ask = Ask {
             apart,
             ..Ask::of(e)

@@ -1,14 +1,12 @@
 //! Room for the members of a gang: the free resources of nodes, whether all members fit at once,
 //! and which places are reserved.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 
 use crate::lifecycle::cluster::NodeIx;
 use crate::lifecycle::cluster::places::{Claim, DeviceIx, Taken};
-
-/// A node and a device, or no device for the host.
-pub type Place = (NodeIx, Option<DeviceIx>);
+use crate::lifecycle::placement::kept::{KeptPlaces, Place};
 
 /// Members of a gang with the same requirements.
 #[derive(Debug, Clone)]
@@ -96,60 +94,24 @@ pub fn has_places(mut rooms: Rooms, groups: &[Group]) -> bool {
     true
 }
 
-/// The reserved resources of one node.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Keeps {
-    /// Most members that could run there at once.
-    slots: u32,
-    /// The devices that members could use.
-    devices: BTreeSet<DeviceIx>,
-}
-
-/// The places that are reserved for a gang: on each possible node the devices that members could
-/// use, and as many slots as they could fill. Further slots are of no use to the gang.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct KeptPlaces(BTreeMap<NodeIx, Keeps>);
-
-impl KeptPlaces {
-    /// The places where these groups could run. `rooms`: the nodes' resources on an empty cluster.
-    pub fn of(rooms: &Rooms, groups: &[Group]) -> Self {
-        let mut kept = Self::default();
-        for group in groups {
-            let mut most: BTreeMap<NodeIx, u32> = BTreeMap::new();
-            for (node, at) in &group.places {
-                let fits = rooms.get(node).map_or(0, |r| r.fits(*at, group.budget));
-                let most = most.entry(*node).or_default();
-                *most = most.saturating_add(fits);
-                let keeps = kept.0.entry(*node).or_default();
-                keeps.devices.extend(*at);
-            }
-            for (node, most) in most {
-                let keeps = kept.0.entry(node).or_default();
-                let most = most.min(group.count);
-                keeps.slots = keeps.slots.saturating_add(most);
+/// The places where these groups could run. `rooms`: the nodes' resources on an empty cluster.
+pub fn reserve(rooms: &Rooms, groups: &[Group]) -> KeptPlaces {
+    let mut kept = KeptPlaces::default();
+    for group in groups {
+        let mut most: BTreeMap<NodeIx, u32> = BTreeMap::new();
+        for (node, at) in &group.places {
+            let fits = rooms.get(node).map_or(0, |r| r.fits(*at, group.budget));
+            let most = most.entry(*node).or_default();
+            *most = most.saturating_add(fits);
+            if let Some(device) = at {
+                kept.keep_device(*node, *device);
             }
         }
-        kept
+        for (node, most) in most {
+            kept.keep_slots(node, most.min(group.count));
+        }
     }
-
-    /// True for a place that other executions must leave free. `free`: free slots of the node
-    /// before another execution takes one.
-    pub fn keeps(&self, (node, at): Place, free: u32) -> bool {
-        self.0.get(&node).is_some_and(|keeps| {
-            let wanted = at.is_some_and(|device| keeps.devices.contains(&device));
-            wanted || free <= keeps.slots
-        })
-    }
-
-    /// True if the other one includes all reserved places of this one.
-    pub fn is_within(&self, other: &Self) -> bool {
-        self.0.iter().all(|(node, keeps)| {
-            let kept = other.0.get(node);
-            kept.is_some_and(|kept| {
-                keeps.slots <= kept.slots && keeps.devices.is_subset(&kept.devices)
-            })
-        })
-    }
+    kept
 }
 
 #[cfg(test)]
@@ -228,14 +190,14 @@ mod tests {
     fn slots_that_the_members_cannot_use_are_not_kept() {
         let rooms: Rooms = [(*A, room(8, &[G, H])), (*B, room(2, &[]))].into();
         let devices = [(*A, Some(G)), (*A, Some(H))];
-        let kept = KeptPlaces::of(&rooms, &[group(2, None, &devices)]);
+        let kept = reserve(&rooms, &[group(2, None, &devices)]);
         assert!(kept.keeps((*A, Some(G)), 8) && kept.keeps((*A, Some(H)), 8));
         assert!(kept.keeps((*A, Some(DeviceIx(2))), 2) && !kept.keeps((*A, Some(DeviceIx(2))), 3));
         assert!(kept.keeps((*A, None), 2) && !kept.keeps((*A, None), 3));
         assert!(!kept.keeps((*B, None), 0), "none of them could be there");
         // For host groups, a node smaller than the gang is reserved as a whole.
         let hosts = [(*A, None), (*B, None)];
-        let more = KeptPlaces::of(&rooms, &[group(2, None, &devices), group(3, None, &hosts)]);
+        let more = reserve(&rooms, &[group(2, None, &devices), group(3, None, &hosts)]);
         assert!(
             more.keeps((*B, None), 2) && more.keeps((*A, None), 5) && !more.keeps((*A, None), 6)
         );

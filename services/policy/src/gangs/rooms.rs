@@ -3,32 +3,32 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::engine::Policy;
-use crate::gangs::places::{Group, KeptPlaces, Room, Rooms, Space, has_places};
-use crate::lifecycle::backfill::First;
+use super::Gangs;
+use super::places::{Group, Room, Rooms, Space, has_places, reserve};
+use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::NodeIx;
 use crate::lifecycle::cluster::places::{Claim, DeviceIx, Taken};
 use crate::lifecycle::cluster::profile::ProfileIx;
+use crate::lifecycle::leading::Leading;
 use crate::lifecycle::placement;
 use crate::time::Millis;
 
 /// Most nodes for which the start of a gang is estimated.
 const RECKONED: usize = 1_024;
 
-impl Policy {
+impl Gangs {
     /// Fills in the places where the gang could run. None if the empty cluster has no room for all
     /// of it.
-    pub(crate) fn with_places(&mut self, mut gang: First) -> Option<First> {
+    pub(super) fn with_places(&self, life: &mut Lifecycle, mut gang: Leading) -> Option<Leading> {
         let mut counts: BTreeMap<ProfileIx, u32> = BTreeMap::new();
         for id in &gang.members {
-            let e = self.life.cluster().execution(*id)?;
+            let e = life.cluster().execution(*id)?;
             *counts.entry(e.profile).or_default() += 1;
         }
         let mut groups = Vec::with_capacity(counts.len());
         for (profile, count) in counts {
-            let places = self.life.but_for_room(profile);
-            let wants = self
-                .life
+            let places = life.but_for_room(profile);
+            let wants = life
                 .cluster()
                 .profiles
                 .get(profile)?
@@ -41,21 +41,26 @@ impl Policy {
                 places,
             });
         }
-        let rooms = self.rooms(&groups, |_, _| Taken::default());
+        let rooms = self.rooms(life, &groups, |_, _| Taken::default());
         if !has_places(rooms.clone(), &groups) {
             return None;
         }
-        gang.places = Arc::new(KeptPlaces::of(&rooms, &groups));
-        gang.ends = self.room_at(&rooms, &groups);
+        gang.places = Arc::new(reserve(&rooms, &groups));
+        gang.ends = self.room_at(life, &rooms, &groups);
         Some(gang)
     }
 
     /// Candidate nodes without any execution on them. `taken` says how much of each device counts
     /// as used.
-    fn rooms(&self, groups: &[Group], taken: impl Fn(NodeIx, DeviceIx) -> Taken) -> Rooms {
+    fn rooms(
+        &self,
+        life: &Lifecycle,
+        groups: &[Group],
+        taken: impl Fn(NodeIx, DeviceIx) -> Taken,
+    ) -> Rooms {
         let mut rooms = Rooms::new();
         for (ix, at) in groups.iter().flat_map(|group| &group.places) {
-            let node = self.life.cluster().node(*ix);
+            let node = life.cluster().node(*ix);
             let room = rooms.entry(*ix).or_insert_with(|| Room {
                 slots: node.slots(),
                 ..Room::default()
@@ -73,22 +78,22 @@ impl Policy {
 
     /// Estimates when all members will find slots and devices, from the run times that clients
     /// state. None if those do not suffice. `all`: the candidate nodes, empty.
-    fn room_at(&self, all: &Rooms, groups: &[Group]) -> Option<Millis> {
-        let now = self.life.now;
+    fn room_at(&self, life: &Lifecycle, all: &Rooms, groups: &[Group]) -> Option<Millis> {
+        let now = life.now;
         if all.len() > RECKONED {
             return None;
         }
-        let mut free = self.rooms(groups, |ix, at| {
-            let device = self.life.cluster().node(ix).devices.get(at);
+        let mut free = self.rooms(life, groups, |ix, at| {
+            let device = life.cluster().node(ix).devices.get(at);
             device.map_or_else(Taken::default, |d| d.taken)
         });
         let mut ends: Vec<(u64, NodeIx, Claim)> = Vec::new();
         for (ix, room) in &mut free {
-            let node = self.life.cluster().node(*ix);
+            let node = life.cluster().node(*ix);
             room.slots = room.slots.saturating_sub(node.held());
             ends.extend(node.holds.iter().filter_map(|id| {
-                let e = self.life.cluster().execution(*id)?;
-                let profile = self.life.cluster().profiles.get(e.profile)?;
+                let e = life.cluster().execution(*id)?;
+                let profile = life.cluster().profiles.get(e.profile)?;
                 let expected = u64::from(profile.expected_s?) * 1_000;
                 let left = expected.checked_sub(e.attained_ms(now.mono))?;
                 let ends = e.parked().is_none() && left > 0;

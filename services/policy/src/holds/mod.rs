@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fiec_schemas::scheduling::{AfterOutcome, Dependency, Gang};
-use fiec_schemas::{BatchName, ExecutionId, Submission, Tenant, Timestamp};
+use fiec_schemas::{BatchName, ExecutionId, Submission};
 use serde::Deserialize;
 
 use crate::fate::{Fate, Seen};
@@ -108,41 +108,6 @@ impl Held {
     }
 }
 
-/// Identifies a gang.
-pub type GangKey = (Tenant, BatchName);
-
-/// A gang: a set of executions that starts together.
-#[derive(Debug, Default)]
-pub struct Together {
-    /// Its number of members.
-    pub size: u32,
-    /// The live members, oldest first.
-    pub members: BTreeSet<(Timestamp, ExecutionId)>,
-    /// Time at which the first member was seen to start.
-    pub begun: Option<Millis>,
-    /// The started members were ordered to yield, so that all start again.
-    pub dissolving: bool,
-    /// Its bindings were given back because not all members were bound in time.
-    pub given_back: bool,
-    /// Its capsules were sent.
-    pub sent: bool,
-    /// The gang is not tried before this moment.
-    pub retry_at: Millis,
-    /// Time since which it lacks only places.
-    pub ready_since: Option<Millis>,
-    /// Members that found no place in the last attempt. None before the first attempt.
-    pub lacking: Option<Vec<ExecutionId>>,
-}
-
-impl Together {
-    /// The members of the gang: the oldest, as many as its size. None if members are missing.
-    pub fn complete(&self) -> Option<Vec<ExecutionId>> {
-        let size = self.size as usize;
-        let first: Vec<_> = self.members.iter().take(size).map(|(_, id)| *id).collect();
-        (first.len() == size).then_some(first)
-    }
-}
-
 /// The state of all holds.
 #[derive(Debug, Default)]
 pub struct Holds {
@@ -154,19 +119,12 @@ pub struct Holds {
     pub look_at: BTreeMap<ExecutionId, Millis>,
     /// Executions that can no longer run.
     pub failing: BTreeSet<ExecutionId>,
-    /// Gangs.
-    pub gangs: BTreeMap<GangKey, Together>,
-    /// Gangs with a change.
-    pub gangs_due: BTreeSet<GangKey>,
-    /// The leading gang.
-    pub first: Option<Box<crate::lifecycle::backfill::First>>,
-    /// Time of the last choice of the leading gang.
-    pub first_looked: Millis,
-    /// Index from which gangs are checked. The gangs before it would not have room even on an empty
-    /// cluster.
-    pub first_from: usize,
-    /// Start of the leading gang that the last review of the queue used.
-    pub first_ends: Option<Millis>,
 }
 
-impl Holds {}
+impl Holds {
+    /// True for an execution that waits for no other to end.
+    pub fn is_free(&self, id: ExecutionId) -> bool {
+        let held = self.held.get(&id);
+        held.is_none_or(|held| held.after.is_empty() && held.fails.is_none())
+    }
+}

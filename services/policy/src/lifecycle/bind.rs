@@ -8,6 +8,7 @@ use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::lifecycle::cluster::{Attained, Execution, Presence, Stage};
 use crate::lifecycle::placement::Choice;
 use crate::time::{Millis, Now};
+use crate::{Action, Ticket};
 
 impl Lifecycle {
     /// Inserts a new execution: pending, with its first append in flight.
@@ -39,6 +40,37 @@ impl Lifecycle {
         };
         new.begin_append();
         self.cluster.insert(id, new);
+    }
+
+    /// Binds an execution by an append of this service.
+    pub(crate) fn append_bound(
+        &mut self,
+        id: ExecutionId,
+        choice: Choice,
+        cause: Cause,
+        ticket: Option<Ticket>,
+    ) {
+        let now = self.now;
+        let Some(e) = self.cluster.execution(id) else {
+            return;
+        };
+        let (tenant, expected, node) = (e.tenant.clone(), e.seq, choice.node);
+        let claim = Claim::of(self.cluster.profiles.get(e.profile), choice.device);
+        let Some((event, instance)) = self.bound(e.epoch + 1, choice, cause) else {
+            return;
+        };
+        self.begin_append(id);
+        self.clear_order(id);
+        self.set_stage(id, Stage::Bound(node, instance), claim, now.mono);
+        self.set_due(id, Millis(0));
+        self.note_choice(id);
+        self.out.push(Action::Append {
+            execution: id,
+            tenant,
+            expected,
+            events: vec![event],
+            ticket,
+        });
     }
 
     pub(crate) fn bound(

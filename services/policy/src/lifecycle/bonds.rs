@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use fiec_schemas::scheduling::Gang;
-use fiec_schemas::{BatchId, ExecutionId};
+use fiec_schemas::{BatchId, BatchName, ExecutionId, Tenant};
 
 use super::Lifecycle;
 
@@ -20,6 +20,9 @@ pub(crate) struct Bonds {
     /// The gang with which it starts.
     pub gang: Option<Gang>,
 }
+
+/// Identifies a gang.
+pub(crate) type GangKey = (Tenant, BatchName);
 
 /// The bonds of live executions, for those with a batch, a gang or dependencies.
 pub(super) type AllBonds = BTreeMap<ExecutionId, Box<Bonds>>;
@@ -43,6 +46,13 @@ impl Lifecycle {
     /// All live executions whose submissions say something of others.
     pub(crate) fn all_bonds(&self) -> impl ExactSizeIterator<Item = (&ExecutionId, &Bonds)> {
         self.bonds.iter().map(|(id, bonds)| (id, &**bonds))
+    }
+
+    /// The gang of an execution, and its number of members.
+    pub(crate) fn gang_of(&self, id: ExecutionId) -> Option<(GangKey, u32)> {
+        let gang = self.bonds(id)?.gang.as_ref()?;
+        let tenant = self.tenant(id)?;
+        Some(((tenant, gang.name.clone()), gang.size))
     }
 
     /// True if this replica places gangs.

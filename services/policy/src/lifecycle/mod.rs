@@ -7,6 +7,8 @@
 //!   [`aging`] use them.
 //! * [`nodes`], [`arriving`], [`starts`], [`trust`], [`reconcile`]: what nodes say, and their silence.
 //! * [`ledger`], [`pace`]: what ledgers say of nodes and of the pace of executions.
+//! * [`suspects`]: executions under which workers end.
+//! * [`leading`]: the gang for which places are kept, and who may take them all the same.
 //! * [`bonds`]: what submissions say of other executions.
 //! * [`queue`]: who waits for a place, and in which order.
 //! * [`writes`]: what others may change of the cluster.
@@ -15,10 +17,10 @@
 mod aging;
 mod appends;
 mod arriving;
-pub(crate) mod backfill;
 mod bind;
 pub(crate) mod bonds;
 pub mod cluster;
+pub(crate) mod leading;
 pub(crate) mod leaving;
 mod ledger;
 mod nodes;
@@ -35,7 +37,7 @@ pub(crate) mod transitions;
 mod trust;
 mod writes;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use fiec_schemas::{ExecutionId, InstanceId, Tenant};
 
@@ -76,6 +78,10 @@ pub(crate) struct Lifecycle {
     pub(crate) rhythms: BTreeMap<ExecutionId, Rhythm>,
     /// Cost of a start on a node.
     pub(crate) take_up: TakeUp,
+    /// The gang for which free places are kept.
+    leading: Option<Box<leading::Leading>>,
+    /// Live executions under which almost as many workers have ended as are allowed.
+    suspects: BTreeSet<ExecutionId>,
     /// What submissions say of other executions.
     bonds: bonds::AllBonds,
     /// Vectors from names that have not joined.
@@ -103,6 +109,8 @@ impl Lifecycle {
             completions: 0,
             rhythms: BTreeMap::new(),
             take_up: TakeUp::default(),
+            leading: None,
+            suspects: BTreeSet::new(),
             bonds: bonds::AllBonds::new(),
             strangers: Strangers::default(),
         }

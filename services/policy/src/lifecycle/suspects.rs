@@ -8,7 +8,7 @@
 
 use fiec_schemas::{Cause, Event, ExecutionId, Fault};
 
-use crate::engine::Policy;
+use super::Lifecycle;
 use crate::lifecycle::cluster::{Execution, NodeIx, Stage};
 use crate::time::Now;
 
@@ -16,15 +16,20 @@ fn deaths(e: &Execution) -> usize {
     e.extra.as_ref().map_or(0, |extra| extra.deaths.len())
 }
 
-impl Policy {
+impl Lifecycle {
     /// Notes whether an execution is a suspect, from what its ledger says.
     pub(crate) fn note_suspect(&mut self, id: ExecutionId) {
-        let deaths = self.life.cluster().execution(id).map_or(0, deaths);
+        let deaths = self.cluster.execution(id).map_or(0, deaths);
         self.suspect_after(id, deaths);
     }
 
+    /// Forgets an execution that has ended.
+    pub(crate) fn forget_suspect(&mut self, id: ExecutionId) {
+        self.suspects.remove(&id);
+    }
+
     fn suspect_after(&mut self, id: ExecutionId, deaths: usize) {
-        let limit = self.life.config.deadly_workers as usize;
+        let limit = self.config.deadly_workers as usize;
         if limit > 1 && deaths + 1 >= limit {
             self.suspects.insert(id);
         } else {
@@ -38,16 +43,16 @@ impl Policy {
             return Vec::new();
         }
         let others = self.suspects.iter().filter(|other| **other != id);
-        let others = others.filter(|other| self.life.loss(now, **other).is_none());
-        let node = |other: &ExecutionId| self.life.cluster().execution(*other)?.stage.node();
+        let others = others.filter(|other| self.loss(now, **other).is_none());
+        let node = |other: &ExecutionId| self.cluster.execution(*other)?.stage.node();
         others.filter_map(node).collect()
     }
 
     /// Holds an execution instead of binding it again if too many workers have ended while they
     /// computed it. Returns true if it does.
     pub(crate) fn hold_if_deadly(&mut self, id: ExecutionId, cause: &Cause) -> bool {
-        let limit = self.life.config.deadly_workers as usize;
-        let Some(e) = self.life.cluster().execution(id) else {
+        let limit = self.config.deadly_workers as usize;
+        let Some(e) = self.cluster.execution(id) else {
             return false;
         };
         // The ledger does not tell of this one yet.
@@ -61,15 +66,16 @@ impl Policy {
             self.suspect_after(id, count);
             return false;
         }
-        if self.life.defers(id, self.life.config.grace_ms) {
+        if self.defers(id, self.config.grace_ms) {
             return true;
         }
-        let Some(e) = self.life.cluster().execution(id) else {
+        let Some(e) = self.cluster.execution(id) else {
             return false;
         };
+        let is_part = e.extra.as_ref().is_some_and(|extra| extra.is_part);
         let known = e.extra.iter().flat_map(|extra| &extra.deaths);
         let mut nodes: Vec<String> = known.map(ToString::to_string).collect();
-        nodes.extend(dies_now.map(|ix| self.life.cluster().node(ix).id.to_string()));
+        nodes.extend(dies_now.map(|ix| self.cluster.node(ix).id.to_string()));
         let reason = format!(
             "{count} workers have ended while they computed it, without a commit between: {}",
             nodes.join(", ")
@@ -77,7 +83,7 @@ impl Policy {
         let fault = Some(Box::new(Fault::WorkerDied));
         let stderr = String::new();
         // A part of a range has no life of its own.
-        let event = match self.ranges.is_part(id) {
+        let event = match is_part {
             true => Event::Failed {
                 reason,
                 stderr,
@@ -89,7 +95,7 @@ impl Policy {
                 fault,
             },
         };
-        self.life.end_with(id, event);
+        self.end_with(id, event);
         true
     }
 }

@@ -318,12 +318,6 @@ impl Ranges {
         self.members.contains_key(&id)
     }
 
-    /// True for a part.
-    pub fn is_part(&self, id: ExecutionId) -> bool {
-        let member = self.members.get(&id);
-        member.is_some_and(|member| member.spreading.part_of.is_some())
-    }
-
     /// True for an execution whose own range is done, and which waits for a part.
     pub fn is_done_but_for_parts(&self, id: ExecutionId) -> bool {
         self.members.get(&id).is_some_and(|m| m.spreading.waits)

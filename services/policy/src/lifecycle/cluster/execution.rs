@@ -172,6 +172,8 @@ pub struct Extra {
     pub missing: Option<Missing>,
     /// Nodes whose worker ended while it computed there, since its last commit.
     pub deaths: Vec<Box<str>>,
+    /// True for a part of a range.
+    pub is_part: bool,
     /// Number of rereads in a row that showed an older message than is known.
     pub old_rereads: u8,
 }

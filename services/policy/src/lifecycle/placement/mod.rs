@@ -16,6 +16,7 @@
 //! [`CANDIDATES_LIMIT`] places, they are only counted.
 
 mod filters;
+pub mod kept;
 mod ranking;
 mod reason;
 mod score;
@@ -34,11 +35,11 @@ pub use self::ranking::Rankings;
 use self::ranking::{Key, Rank, Ranking};
 pub(crate) use self::reason::{NAMES, Operators};
 use crate::config::Config;
-use crate::gangs::places::KeptPlaces;
 use crate::lifecycle::cluster::execution::Avoided;
 use crate::lifecycle::cluster::places::{Claim, DeviceIx, Wants};
 use crate::lifecycle::cluster::profile::{Profile, ProfileIx};
 use crate::lifecycle::cluster::{Cluster, Execution, NodeIx, Presence};
+use crate::lifecycle::placement::kept::KeptPlaces;
 use crate::time::Now;
 
 /// A place or node that the execution must leave.

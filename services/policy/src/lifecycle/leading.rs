@@ -7,18 +7,23 @@
 //!
 //! Executions with a later turn are not bound where the gang could run ([`KeptPlaces`]). Two
 //! exceptions are backfilled: an execution that ends before the gang can start, and one that may be
-//! preempted by then ([`First::lets_pass`]). Only one gang at a time has a reservation. It starts
+//! preempted by then ([`Leading::lets_pass`]). Only one gang at a time has a reservation. It starts
 //! as soon as there are enough places, so fewer than its members ever stay idle for it.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use fiec_schemas::ExecutionId;
+use fiec_schemas::{ExecutionId, Tenant, Timestamp};
 
-use crate::gangs::places::KeptPlaces;
-use crate::holds::GangKey;
+use super::Lifecycle;
+use super::bonds::GangKey;
+use super::placement::kept::KeptPlaces;
+use crate::lifecycle::cluster::Stage;
+use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::lifecycle::cluster::tenants::TenantIx;
-use crate::share::order::Rank;
+use crate::share::order::{self, Discipline, Rank};
+use crate::share::pause::seconds;
+use crate::share::regret::residency_ms;
 use crate::time::Millis;
 
 /// The turn of a gang or an execution in queue order; the smaller goes first.
@@ -48,7 +53,7 @@ impl Turn {
 
 /// The leading gang.
 #[derive(Debug, Clone)]
-pub struct First {
+pub struct Leading {
     /// Its key.
     pub key: GangKey,
     /// Its members.
@@ -83,7 +88,7 @@ pub struct Passes {
     pub gives_way_ms: Option<u64>,
 }
 
-impl First {
+impl Leading {
     /// Carries `until` over if places were already reserved for this gang.
     pub fn goes_on(&mut self, before: Option<&Self>) {
         let before = before.filter(|before| before.keeps && before.key == self.key);
@@ -103,6 +108,115 @@ impl First {
         let ends = other.takes_ms.is_some_and(|ms| ms <= left);
         let lower = other.priority < self.priority;
         ends || lower && other.gives_way_ms.is_some_and(|ms| ms <= left)
+    }
+}
+
+impl Lifecycle {
+    /// The leading gang.
+    pub(crate) fn leading(&self) -> Option<&Leading> {
+        self.leading.as_deref()
+    }
+
+    /// Another gang leads, or none. Returns the one before.
+    pub(crate) fn lead(&mut self, leading: Option<Box<Leading>>) -> Option<Box<Leading>> {
+        std::mem::replace(&mut self.leading, leading)
+    }
+
+    /// From now on what becomes free is kept for the leading gang.
+    pub(crate) fn keep_for_leading(&mut self) {
+        if let Some(leading) = &mut self.leading {
+            leading.keeps = true;
+        }
+    }
+
+    /// True for a member of the leading gang.
+    pub(crate) fn leads(&self, id: ExecutionId) -> bool {
+        let leading = self.leading.as_ref();
+        leading.is_some_and(|leading| leading.members.contains(&id))
+    }
+
+    /// The places that are reserved for a gang with an earlier turn than this execution.
+    pub(crate) fn kept_from(&self, id: ExecutionId) -> Option<Arc<KeptPlaces>> {
+        let leading = self.leading.as_ref().filter(|leading| leading.keeps)?;
+        let e = self.cluster.execution(id)?;
+        let waits = e.stage == Stage::Pending || e.is_aside();
+        if !waits || leading.members.contains(&id) {
+            return None;
+        }
+        let waiter = self.waiter_of(id)?;
+        let effective = self.waiting.get(id).map(|(_, effective)| effective);
+        let turn = Turn {
+            effective: effective.unwrap_or(waiter.priority),
+            share: self.share_of(waiter.tenant),
+            rank: waiter.rank,
+        };
+        self.kept_from_turn(leading, turn, e.profile, e.attained_ms(self.now.mono))
+    }
+
+    /// The same for an execution that is just being submitted.
+    pub(crate) fn kept_from_new(
+        &self,
+        id: ExecutionId,
+        tenant: &Tenant,
+        profile: ProfileIx,
+        submitted_at: Timestamp,
+    ) -> Option<Arc<KeptPlaces>> {
+        let leading = self.leading.as_ref().filter(|leading| leading.keeps)?;
+        let asks = self.cluster.profiles.get(profile)?;
+        let tenant = self.cluster.tenants.find(tenant);
+        let turn = Turn {
+            effective: order::priority(&self.config, asks),
+            share: tenant.map_or(0.0, |ix: TenantIx| self.share_of(ix)),
+            rank: order::rank(&self.config, asks, 0, submitted_at, id),
+        };
+        self.kept_from_turn(leading, turn, profile, 0)
+    }
+
+    fn kept_from_turn(
+        &self,
+        leading: &Leading,
+        turn: Turn,
+        profile: ProfileIx,
+        attained_ms: u64,
+    ) -> Option<Arc<KeptPlaces>> {
+        // A tenant's share changes all the time, so it is computed here.
+        let own = Turn {
+            share: self.share_of(leading.tenant),
+            ..leading.turn
+        };
+        if turn.is_before(&own) {
+            return None;
+        }
+        let profile = self.cluster.profiles.get(profile)?;
+        let takes = profile.expected_s.map(|s| u64::from(s) * 1_000);
+        let by_priority = matches!(
+            self.config.discipline,
+            Discipline::Priority | Discipline::Shared
+        );
+        let mean = self.take_up.mean_ms();
+        let passes = Passes {
+            priority: order::priority(&self.config, profile),
+            takes_ms: takes.and_then(|ms| ms.checked_sub(attained_ms).filter(|left| *left > 0)),
+            gives_way_ms: (self.config.preempt && by_priority)
+                .then(|| residency_ms(&self.config, mean)),
+        };
+        let pass = leading.lets_pass(self.now.mono, passes);
+        (!pass).then(|| Arc::clone(&leading.places))
+    }
+
+    /// Explains why a waiting execution is not bound although there may be room.
+    pub(crate) fn kept_in_words(&self, id: ExecutionId) -> Option<String> {
+        self.kept_from(id)?;
+        let leading = self.leading.as_ref()?;
+        #[expect(clippy::cast_precision_loss, reason = "a time below 2^52")]
+        let waited = self.now.mono.since(leading.since) as f64;
+        Some(format!(
+            "no node can take it now; what becomes free is kept for the gang {} of {}, which has \
+             waited for {} and goes first",
+            leading.key.1,
+            leading.members.len(),
+            seconds(waited)
+        ))
     }
 }
 
@@ -126,8 +240,8 @@ mod tests {
         }
     }
 
-    fn first(ends: Option<u64>) -> First {
-        First {
+    fn first(ends: Option<u64>) -> Leading {
+        Leading {
             key: (Tenant::new("a").unwrap(), BatchName::new("g").unwrap()),
             members: Vec::new(),
             tenant: TenantIx(0),
@@ -161,7 +275,7 @@ mod tests {
         let mut sooner = first(Some(8_000));
         sooner.goes_on(Some(&unknown));
         assert_eq!(sooner.until, Some(Millis(8_000)));
-        let another = First {
+        let another = Leading {
             keeps: false,
             ..before
         };
