@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::refusal::YieldRefusal;
 use super::{Action, Policy, Ticket};
-use crate::holds::HoldSpec;
+use crate::lifecycle::bonds::BondSpec;
 use crate::lifecycle::cluster::places::Claim;
 use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::lifecycle::cluster::{NodeIx, Stage};
@@ -98,10 +98,10 @@ impl Policy {
         }
         let profile = self.life.acquire_spec(spec);
         // An execution that waits for others, or needs a reservation, is bound in a later step.
-        let hold = HoldSpec::of(spec);
+        let hold = BondSpec::of(spec);
         if self.begins_held(tenant, hold.as_ref()) {
             self.life.insert_new(id, tenant, profile, submitted_at);
-            self.take_holds(id, tenant, hold, false);
+            self.note_bonds(id, tenant, hold, false);
             return Submitted::Append(vec![Event::Submitted]);
         }
         let kept = self.life.kept_from_new(id, tenant, profile, submitted_at);
@@ -132,7 +132,7 @@ impl Policy {
             }
         }
         self.life.insert_new(id, tenant, profile, submitted_at);
-        self.take_holds(id, tenant, hold, false);
+        self.note_bonds(id, tenant, hold, false);
         if let Stage::Bound(..) = stage {
             self.life.set_stage(id, stage, claim, now.mono);
         }

@@ -3,7 +3,7 @@
 use fiec_schemas::{EventKind, ExecutionId, Submission};
 
 use super::{Action, Policy};
-use crate::holds::HoldSpec;
+use crate::lifecycle::bonds::BondSpec;
 use crate::lifecycle::cluster::places::Claim;
 use crate::lifecycle::cluster::profile::{Profile, ProfileIx};
 use crate::lifecycle::cluster::{Attained, Execution, Presence, Stage};
@@ -50,7 +50,7 @@ impl Policy {
         if view.event(EventKind::Retried).is_some() && self.life.loaded {
             // It begins anew: also what it waits for is looked up again.
             self.forget(id);
-            self.wakes(id);
+            self.prerequisites.wakes(id);
         }
         let Some((stage, device)) = self.life.stage_of(view, writer) else {
             return;
@@ -160,8 +160,8 @@ impl Policy {
             },
         );
         if let Some(tenant) = self.life.tenant(id) {
-            let hold = view.state.spec().and_then(HoldSpec::read);
-            self.take_holds(id, &tenant, hold, view.state.epoch > 0);
+            let hold = view.state.spec().and_then(BondSpec::read);
+            self.note_bonds(id, &tenant, hold, view.state.epoch > 0);
         }
         true
     }
@@ -260,7 +260,7 @@ impl Policy {
         {
             // Its holds and its priority were unknown when it was queued, so it is queued again.
             self.quotas.dequeue(&tenant, id);
-            self.take_holds(id, &tenant, HoldSpec::of(spec), bound);
+            self.note_bonds(id, &tenant, BondSpec::of(spec), bound);
         }
         let mut profile = Profile::from(spec);
         if let Some(change) = adjusted {
@@ -279,7 +279,7 @@ impl Policy {
         self.verification.forget(id);
         self.life.forget_suspect(id);
         self.life.stop_waiting(id);
-        self.forget_holds(id);
+        self.forget_bonds(id);
         self.forget_sharing(id);
         self.ranges.forget(&self.life, id);
         if self.life.remove(id).is_some() && !self.life.waiting.is_empty() {

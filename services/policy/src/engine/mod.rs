@@ -13,7 +13,7 @@
 //! * [`orders`] moves running executions: pressure, drains, operators.
 //! * [`leaving`] empties a node before it leaves.
 //! * [`aside`] parks preempted executions if a park is cheaper than a move.
-//! * [`holds`] holds executions back that wait for others.
+//! * [`admission`]: what must hold before an execution may wait for a place.
 //! * [`nodes`] reviews the executions of nodes that are silent, lost or unviable; [`absent`] forgets
 //!   nodes, [`reconcile`] binds again what a node lacks.
 //! * [`why`] explains to people, [`tell`] records explanations, [`offers`] lists programs,
@@ -21,13 +21,13 @@
 
 mod absent;
 mod action;
+mod admission;
 mod appends;
 mod aside;
 mod beliefs;
 mod bind;
 mod duties;
 mod fill;
-mod holds;
 mod input;
 mod late;
 mod leaving;
@@ -49,8 +49,8 @@ use fiec_schemas::{ExecutionId, InstanceId};
 
 use crate::config::Config;
 use crate::gangs::Gangs;
-use crate::holds::Holds;
 use crate::lifecycle::Lifecycle;
+use crate::prerequisites::Prerequisites;
 use crate::quotas::Quotas;
 use crate::reallocation::Reallocation;
 use crate::share::{self};
@@ -86,8 +86,8 @@ pub struct Policy {
     pub(crate) quotas: Quotas,
     /// Executions that start together.
     pub(crate) gangs: Gangs,
-    /// Reasons other than room that hold executions back.
-    pub(crate) holds: Holds,
+    /// Executions that wait for others to end.
+    pub(crate) prerequisites: Prerequisites,
 }
 
 impl Policy {
@@ -103,7 +103,7 @@ impl Policy {
             told: tell::Told::default(),
             quotas: Quotas::new(own),
             gangs: Gangs::default(),
-            holds: Holds::default(),
+            prerequisites: Prerequisites::default(),
         }
     }
 
@@ -173,7 +173,10 @@ impl Policy {
             } => self.ranges.answered(execution, epoch, answer),
             Input::Ended { execution, seen } => {
                 self.quotas.orphan_seen(&mut self.life, execution, seen);
-                self.looked_up(execution, seen);
+                let free = self
+                    .prerequisites
+                    .looked_up(&mut self.life, execution, seen);
+                self.wait_again(free);
                 let holder = self.ranges.seen(&mut self.life, execution, seen);
                 self.wait_again(holder);
             }
@@ -225,7 +228,7 @@ impl Policy {
         if !self.life.loaded || !self.life.connected || self.life.now.mono < self.life.heal_until {
             return;
         }
-        self.act_on_holds();
+        self.act_on_admission();
         if self.life.cluster().changed.may_fill() {
             self.fill();
         }

@@ -125,6 +125,11 @@ impl Policy {
         self.quotas.reserves(&self.life, id) || self.gangs.withholds(&self.life, id)
     }
 
+    /// True while the capsule of a binding must wait for the rest of its gang.
+    pub fn withholds(&self, id: ExecutionId) -> bool {
+        self.gangs.withholds(&self.life, id)
+    }
+
     /// The shard from which a node pulls capsules.
     pub fn shard(&self, node: &NodeId) -> u16 {
         self.life

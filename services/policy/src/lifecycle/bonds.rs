@@ -2,13 +2,51 @@
 
 use std::collections::BTreeMap;
 
-use fiec_schemas::scheduling::Gang;
-use fiec_schemas::{BatchId, BatchName, ExecutionId, Tenant};
+use fiec_schemas::scheduling::{Dependency, Gang};
+use fiec_schemas::{BatchId, BatchName, ExecutionId, Submission, Tenant};
+use serde::Deserialize;
 
 use super::Lifecycle;
 
 /// Key by which replicas agree who places gangs.
 const PLACER: &[u8] = b"gangs";
+
+/// The fields of a submission that say something of others.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct BondSpec {
+    /// Its batch, if named.
+    #[serde(default)]
+    pub batch: Option<BatchName>,
+    /// The executions that must end first.
+    #[serde(default)]
+    pub after: Vec<Dependency>,
+    /// Most executions of its batch that run at once.
+    #[serde(default)]
+    pub at_once: Option<u32>,
+    /// The gang with which it starts.
+    #[serde(default)]
+    pub gang: Option<Gang>,
+}
+
+impl BondSpec {
+    /// Reads a submission. None if it holds nothing back.
+    pub fn of(spec: &Submission) -> Option<Self> {
+        let any = spec.batch.is_some() || !spec.after.is_empty() || spec.gang.is_some();
+        any.then(|| Self {
+            batch: spec.batch.clone(),
+            after: spec.after.clone(),
+            at_once: spec.at_once,
+            gang: spec.gang.clone(),
+        })
+    }
+
+    /// Reads a submission in JSON. None if it holds nothing back.
+    pub fn read(json: &str) -> Option<Self> {
+        let spec: Self = serde_json::from_str(json).ok()?;
+        let any = spec.batch.is_some() || !spec.after.is_empty() || spec.gang.is_some();
+        any.then_some(spec)
+    }
+}
 
 /// What the submission of an execution says of others.
 #[derive(Debug, Clone, Default)]

@@ -1,0 +1,277 @@
+//! What must hold before an execution may wait for a place, in this order: its parts have ended
+//! ([`crate::spreading`]), what it waits for has ended ([`crate::prerequisites`]), its gang may start
+//! ([`crate::gangs`]), and it has reserved ([`crate::quotas`]).
+
+use fiec_schemas::{BatchId, ExecutionId, PhaseKind, Tenant};
+
+use super::Policy;
+use crate::fate::Fate;
+use crate::gangs::{Gangs, Members};
+use crate::lifecycle::Lifecycle;
+use crate::lifecycle::bonds::{BondSpec, Bonds};
+use crate::lifecycle::cluster::Stage;
+use crate::lifecycle::cluster::profile::ProfileIx;
+use crate::prerequisites::Prerequisites;
+use crate::quotas::{Quotas, Sets};
+use crate::share;
+
+impl Policy {
+    /// True for a new execution that must not be bound by its first message.
+    pub(crate) fn begins_held(&self, tenant: &Tenant, spec: Option<&BondSpec>) -> bool {
+        let batch = |name| BatchId::from_client(tenant, name);
+        self.quotas.is_limited(tenant)
+            || spec.is_some_and(|spec| {
+                let limited = self.quotas.at_once(spec.batch.as_ref().map(batch));
+                let own = !spec.after.is_empty() || spec.gang.is_some() || spec.at_once.is_some();
+                own || limited.is_some()
+            })
+    }
+
+    pub(crate) fn wait_if_pending(&mut self, id: ExecutionId) {
+        let pending = self.life.cluster().execution(id);
+        if pending.is_some_and(|e| e.stage == Stage::Pending && !e.is_appending()) {
+            self.wait(id);
+        }
+    }
+
+    /// True if no execution is held back and no tenant has limits.
+    pub(crate) fn is_unbound(&self) -> bool {
+        self.life.all_bonds().len() == 0 && self.quotas.is_idle()
+    }
+
+    /// True if the execution lacks only a place. If it lacks a reservation, this requests one.
+    pub(crate) fn may_wait(&mut self, id: ExecutionId) -> bool {
+        if self.ranges.awaits_parts(id) {
+            return false;
+        }
+        let pending = self.life.cluster().execution(id);
+        if self.is_unbound() || pending.is_none_or(|e| e.stage != Stage::Pending) {
+            return true;
+        }
+        // Its holds and its reservation are not known yet.
+        if pending.is_some_and(|e| e.profile == ProfileIx::UNKNOWN) {
+            return false;
+        }
+        if !self.prerequisites.is_free(id) {
+            return false;
+        }
+        if self.gangs.holds_back(&mut self.life, id) {
+            return false;
+        }
+        self.quotas.admit(&mut self.life, id)
+    }
+
+    /// Stores what a new execution says of others. `bound`: it was bound before, so its dependencies have
+    /// ended.
+    pub(crate) fn note_bonds(
+        &mut self,
+        id: ExecutionId,
+        tenant: &Tenant,
+        spec: Option<BondSpec>,
+        bound: bool,
+    ) {
+        let Some(spec) = spec else {
+            return;
+        };
+        let after = spec.after;
+        let batch = spec.batch.as_ref();
+        let bonds = Bonds {
+            batch: batch.map(|name| BatchId::from_client(tenant, name)),
+            at_once: spec.at_once,
+            gang: spec.gang,
+        };
+        self.life.note_bonds(id, bonds);
+        self.quotas.join(&self.life, id);
+        self.life.changed().holds = true;
+        if !bound {
+            self.prerequisites.join(&self.life, id, tenant, &after);
+        }
+        self.gangs.join(&mut self.life, id);
+    }
+
+    /// Forgets what an execution says of others that no longer lives.
+    pub(crate) fn forget_bonds(&mut self, id: ExecutionId) {
+        if !self.life.knows(id) || self.is_unbound() {
+            return;
+        }
+        self.gangs.forget(&mut self.life, id);
+        self.prerequisites.forget(id);
+        self.quotas.forget(&mut self.life, id);
+        self.life.forget_bonds(id);
+    }
+
+    /// Handles the end of an execution, as its ledger says.
+    pub(crate) fn note_end(&mut self, id: ExecutionId, phase: PhaseKind) {
+        if let Some(fate) = Fate::of(phase)
+            && !self.is_unbound()
+        {
+            let free = self.prerequisites.ended(&mut self.life, id, fate);
+            self.wait_again(free);
+        }
+    }
+
+    /// For people: why an execution may not be bound now, independent of room.
+    pub(crate) fn held_in_words(&self, id: ExecutionId) -> Option<String> {
+        let e = self.life.cluster().execution(id)?;
+        if e.stage != Stage::Pending {
+            return None;
+        }
+        if let Some(words) = self.ranges.parts_in_words(&self.life, id) {
+            return Some(words);
+        }
+        if let Some(words) = self.prerequisites.in_words(&self.life, id) {
+            return Some(words);
+        }
+        let prerequisites = &self.prerequisites;
+        let sets = OfReservations {
+            prerequisites,
+            gangs: &self.gangs,
+        };
+        let unreserved = |id| self.quotas.in_words(&self.life, id, &sets);
+        let members = OfMembers {
+            prerequisites,
+            quotas: &self.quotas,
+            share: &self.share,
+        };
+        self.gangs
+            .in_words(&self.life, id, &members, unreserved)
+            .or_else(|| unreserved(id))
+            .or_else(|| self.life.kept_in_words(id))
+    }
+
+    /// For people: what would let it be bound.
+    pub(crate) fn help_for_held(&self, id: ExecutionId) -> Vec<String> {
+        let Some(e) = self.life.cluster().execution(id) else {
+            return Vec::new();
+        };
+        if let Some(help) = self.ranges.help_for_parts(id) {
+            return vec![help];
+        }
+        let bonds = self.life.bonds(id);
+        let batch = bonds.and_then(|bonds| bonds.batch);
+        let is_free = self.prerequisites.is_free(id);
+        let help = match self.prerequisites.help(id) {
+            None if !is_free => return Vec::new(),
+            Some(help) if !is_free => help,
+            _ if bonds.is_some_and(|b| b.gang.is_some())
+                && !self.gangs.is_alone(&self.life, id) =>
+            {
+                "all members of its gang being ready, and room for all of them at once".to_owned()
+            }
+            _ if self.quotas.is_admitted(&self.life, id) => {
+                "that gang having started, or more nodes".to_owned()
+            }
+            _ if self.quotas.at_once(batch).is_some() => {
+                "the end of another execution of its batch".to_owned()
+            }
+            _ => format!(
+                "the end of another execution of {0}, or more for it: `fiec quota set {0}`",
+                e.tenant
+            ),
+        };
+        vec![help]
+    }
+
+    /// Acts on changes of what executions wait for apart from places.
+    pub(crate) fn act_on_admission(&mut self) {
+        if self.is_unbound() {
+            return;
+        }
+        let members = OfMembers {
+            prerequisites: &self.prerequisites,
+            quotas: &self.quotas,
+            share: &self.share,
+        };
+        self.gangs.choose_leading(&mut self.life, &members);
+        let sweep = self.sweep();
+        if !std::mem::take(&mut self.life.changed().holds) && !sweep {
+            return;
+        }
+        let quotas = &self.quotas;
+        let reserved_by = |id| quotas.tenant_of(id).cloned();
+        self.prerequisites.act(&mut self.life, reserved_by);
+        let members = OfMembers {
+            prerequisites: &self.prerequisites,
+            quotas: &self.quotas,
+            share: &self.share,
+        };
+        let round = self.gangs.act(&mut self.life, &members);
+        for id in round.unreserved {
+            self.quotas.admit(&mut self.life, id);
+        }
+        self.wait_again(round.alone);
+        let sets = OfReservations {
+            prerequisites: &self.prerequisites,
+            gangs: &self.gangs,
+        };
+        let stale = self.quotas.ask(&mut self.life, &sets);
+        self.wait_again(stale);
+    }
+
+    /// Returns true if it was time to look for unused reservations.
+    fn sweep(&mut self) -> bool {
+        let share = &self.share;
+        let leading = self.life.leading().filter(|leading| leading.keeps);
+        let kept_for = leading.map(|leading| leading.members.clone());
+        // Another execution yields for it, or places are reserved.
+        let asked = |id: ExecutionId| {
+            share.asking.contains_key(&id)
+                || share.promised.contains_key(&id)
+                || kept_for
+                    .as_ref()
+                    .is_some_and(|members| members.contains(&id))
+        };
+        let Some(swept) = self.quotas.sweep(&mut self.life, asked) else {
+            return false;
+        };
+        let ranges = &self.ranges;
+        let again = swept.requeue.into_iter();
+        let again = again.filter(|id| !ranges.awaits_parts(*id));
+        self.quotas.queue_again(&mut self.life, again);
+        let now = self.life.now.mono;
+        self.prerequisites.look_for(now, swept.unknown);
+        self.life.changed().holds |= self.gangs.has_due();
+        true
+    }
+}
+
+/// What quotas ask, answered by the other machines.
+pub(crate) struct OfReservations<'a> {
+    prerequisites: &'a Prerequisites,
+    gangs: &'a Gangs,
+}
+
+/// What gangs ask, answered by the other machines.
+pub(crate) struct OfMembers<'a> {
+    prerequisites: &'a Prerequisites,
+    quotas: &'a Quotas,
+    share: &'a share::Memory,
+}
+
+impl Members for OfMembers<'_> {
+    fn is_free(&self, id: ExecutionId) -> bool {
+        self.prerequisites.is_free(id)
+    }
+
+    fn is_admitted(&self, life: &Lifecycle, id: ExecutionId) -> bool {
+        self.quotas.is_admitted(life, id)
+    }
+
+    fn have_reserved(&self, tenant: &Tenant, ids: &[ExecutionId]) -> bool {
+        self.quotas.have_reserved(tenant, ids)
+    }
+
+    fn is_yielded_to(&self, id: ExecutionId) -> bool {
+        self.share.asking.contains_key(&id)
+    }
+}
+
+impl Sets for OfReservations<'_> {
+    fn is_free(&self, id: ExecutionId) -> bool {
+        self.prerequisites.is_free(id)
+    }
+
+    fn set_of(&self, life: &Lifecycle, id: ExecutionId) -> Option<Vec<ExecutionId>> {
+        self.gangs.set_of(life, id)
+    }
+}
