@@ -42,3 +42,12 @@ impl Now {
         Timestamp::from_micros(self.wall.micros().saturating_sub(ago.saturating_mul(1_000)))
     }
 }
+
+/// A time for people.
+pub(crate) fn seconds(ms: f64) -> String {
+    if ms < 1_000.0 {
+        format!("{ms:.0} ms")
+    } else {
+        format!("{:.1} s", ms / 1_000.0)
+    }
+}

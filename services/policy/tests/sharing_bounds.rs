@@ -5,7 +5,7 @@
 mod world;
 
 use fiec_policy::Config;
-use fiec_policy::share::order::Discipline;
+use fiec_policy::Discipline;
 use fiec_schemas::{NodeDescriptor, Tenant};
 use proptest::prelude::*;
 use world::World;

@@ -20,7 +20,7 @@ use crate::summary::Summary;
 use crate::world::World;
 use crate::{Outcome, settings::Settings};
 
-pub use fiec_policy::share::order::Discipline;
+pub use fiec_policy::Discipline;
 
 /// Lengths of the shortest and the longest job, in seconds.
 const SHORTEST_S: f64 = 52.0;

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use fiec_policy::Config;
-use fiec_policy::share::order::Discipline;
+use fiec_policy::Discipline;
 
 /// Order of the queue, and rules of preemption.
 #[derive(Debug, Args)]

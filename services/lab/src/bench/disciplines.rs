@@ -11,7 +11,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use fiec_policy::share::order::Discipline;
+use fiec_policy::Discipline;
 use fiec_schemas::{Submission, Timestamp};
 use fiec_simulator::disciplines::{self, Trace};
 use fiec_simulator::draw::{Draw, Purpose};

@@ -13,7 +13,7 @@ use crate::lifecycle::cluster::Stage;
 use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::prerequisites::Prerequisites;
 use crate::quotas::{Quotas, Sets};
-use crate::share;
+use crate::sharing;
 
 impl Policy {
     /// True for a new execution that must not be bound by its first message.
@@ -245,7 +245,7 @@ pub(crate) struct OfReservations<'a> {
 pub(crate) struct OfMembers<'a> {
     prerequisites: &'a Prerequisites,
     quotas: &'a Quotas,
-    share: &'a share::Memory,
+    share: &'a sharing::Memory,
 }
 
 impl Members for OfMembers<'_> {

@@ -1,5 +1,5 @@
 //! Binds waiting executions in order: effective priority, then tenant share, then rank within the
-//! tenant ([`crate::share::order`]).
+//! tenant ([`crate::lifecycle::order`]).
 //!
 //! A round is bounded: it binds at most `burst` executions and tries four times as many. A failed
 //! try of an execution without a history of its own blocks its whole profile until something
@@ -10,7 +10,7 @@ use fiec_schemas::{Cause, ExecutionId};
 use super::Policy;
 use super::bind::Placed;
 use crate::lifecycle::cluster::{Execution, Stage};
-use crate::share::queue::Sweep;
+use crate::lifecycle::queue::Sweep;
 use crate::time::Millis;
 
 impl Policy {

@@ -8,11 +8,9 @@
 //! * [`ledger`] follows the feed, [`appends`] takes the results of the policy's own appends.
 //! * [`bind`] places executions that need a binding: new, pending, refused, lost, or queued behind
 //!   long work.
-//! * [`fill`] serves the queue in order, [`preempt`] preempts running executions, [`victims`]
-//!   chooses them, [`late`] enforces deadlines.
+//! * [`fill`] serves the queue in order.
 //! * [`orders`] moves running executions: pressure, drains, operators.
 //! * [`leaving`] empties a node before it leaves.
-//! * [`aside`] parks preempted executions if a park is cheaper than a move.
 //! * [`admission`]: what must hold before an execution may wait for a place.
 //! * [`nodes`] reviews the executions of nodes that are silent, lost or unviable; [`absent`] forgets
 //!   nodes, [`reconcile`] binds again what a node lacks.
@@ -23,26 +21,21 @@ mod absent;
 mod action;
 mod admission;
 mod appends;
-mod aside;
 mod beliefs;
-mod bind;
+pub(crate) mod bind;
 mod duties;
 mod fill;
 mod input;
-mod late;
 mod leaving;
 mod ledger;
 mod nodes;
 mod offers;
 mod orders;
-mod preempt;
 mod questions;
-mod realloc;
 mod reconcile;
 mod refusal;
 mod requests;
 mod tell;
-pub(crate) mod victims;
 mod why;
 
 use fiec_schemas::{ExecutionId, InstanceId};
@@ -53,7 +46,8 @@ use crate::lifecycle::Lifecycle;
 use crate::prerequisites::Prerequisites;
 use crate::quotas::Quotas;
 use crate::reallocation::Reallocation;
-use crate::share::{self};
+
+use crate::sharing;
 use crate::spreading::{Claims, Ranges};
 use crate::time::{Millis, Now};
 use crate::verification::Verification;
@@ -71,9 +65,9 @@ pub struct Policy {
     /// Nodes and executions, and what changes them.
     pub(crate) life: Lifecycle,
     /// Other state of sharing.
-    pub(crate) share: share::Memory,
+    pub(crate) share: sharing::Memory,
     /// State of reallocation.
-    pub(crate) realloc: crate::realloc::Memory,
+    pub(crate) realloc: crate::parking::Memory,
     /// Moves between devices.
     pub(crate) reallocation: Reallocation,
     /// Ranges that several nodes compute.
@@ -95,8 +89,8 @@ impl Policy {
     pub fn new(config: Config, own: InstanceId) -> Self {
         Self {
             life: Lifecycle::new(config, own),
-            share: share::Memory::default(),
-            realloc: crate::realloc::Memory::default(),
+            share: sharing::Memory::default(),
+            realloc: crate::parking::Memory::default(),
             reallocation: Reallocation::default(),
             ranges: Ranges::default(),
             verification: Verification::new(own),

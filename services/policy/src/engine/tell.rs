@@ -10,7 +10,7 @@ use fiec_schemas::{Digest, ExecutionId};
 
 use super::{Action, Policy};
 use crate::lifecycle::cluster::Stage;
-use crate::share::queue::Cursor;
+use crate::lifecycle::queue::Cursor;
 use crate::time::Millis;
 
 /// Most waiting executions that are reported on.

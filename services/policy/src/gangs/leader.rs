@@ -9,7 +9,7 @@ use crate::lifecycle::Lifecycle;
 use crate::lifecycle::bonds::GangKey;
 use crate::lifecycle::cluster::Stage;
 use crate::lifecycle::leading::{Leading, Turn};
-use crate::share::order;
+use crate::lifecycle::order;
 
 /// Interval between two choices of the leading gang, in ms.
 const LOOK_MS: u64 = 500;

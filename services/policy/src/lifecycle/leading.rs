@@ -21,10 +21,10 @@ use super::placement::kept::KeptPlaces;
 use crate::lifecycle::cluster::Stage;
 use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::lifecycle::cluster::tenants::TenantIx;
-use crate::share::order::{self, Discipline, Rank};
-use crate::share::pause::seconds;
-use crate::share::regret::residency_ms;
+use crate::lifecycle::order::{self, Discipline, Rank};
+use crate::lifecycle::regret::residency_ms;
 use crate::time::Millis;
+use crate::time::seconds;
 
 /// The turn of a gang or an execution in queue order; the smaller goes first.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -232,7 +232,7 @@ mod tests {
             effective,
             share,
             rank: Rank {
-                deadline: crate::share::order::NEVER,
+                deadline: crate::lifecycle::order::NEVER,
                 level: 0,
                 submitted_at: Timestamp::from_micros(at),
                 id: ExecutionId(Uuid::from_u128(1)),

@@ -10,7 +10,9 @@
 //! * [`suspects`]: executions under which workers end.
 //! * [`leading`]: the gang for which places are kept, and who may take them all the same.
 //! * [`bonds`]: what submissions say of other executions.
-//! * [`queue`]: who waits for a place, and in which order.
+//! * [`queue`]: who waits for a place, in the order of [`order`]; [`turn`]: whose turn it is.
+//! * [`rhythm`] learns the interval between boundaries and the cost of a move, [`regret`] the loss
+//!   by a preemption.
 //! * [`writes`]: what others may change of the cluster.
 //! * [`replicas`]: the other policy services, and who acts first.
 
@@ -24,17 +26,21 @@ pub(crate) mod leading;
 pub(crate) mod leaving;
 mod ledger;
 mod nodes;
+pub mod order;
 pub(crate) mod orders;
 mod pace;
 pub mod placement;
 mod placing;
-mod queue;
+pub mod queue;
 mod reconcile;
+pub mod regret;
 pub mod replicas;
+pub mod rhythm;
 mod starts;
 mod suspects;
 pub(crate) mod transitions;
 mod trust;
+mod turn;
 mod writes;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,9 +52,9 @@ use crate::config::Config;
 use crate::lifecycle::cluster::strangers::Strangers;
 use crate::lifecycle::cluster::{Cluster, Stage};
 use crate::lifecycle::placement::Rankings;
+use crate::lifecycle::queue::Waiting;
 use crate::lifecycle::replicas::Replicas;
-use crate::share::queue::Waiting;
-use crate::share::rhythm::{Rhythm, TakeUp};
+use crate::lifecycle::rhythm::{Rhythm, TakeUp};
 use crate::time::{Millis, Now};
 
 /// The cluster as it is known, and the step that is made now.

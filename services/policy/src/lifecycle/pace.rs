@@ -4,7 +4,7 @@ use fiec_schemas::{Cause, EventKind, ExecutionId};
 
 use super::Lifecycle;
 use crate::lifecycle::cluster::{Execution, Stage};
-use crate::share::regret;
+use crate::lifecycle::regret;
 use crate::view::LedgerView;
 
 impl Lifecycle {

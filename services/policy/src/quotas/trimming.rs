@@ -21,9 +21,9 @@ use super::excess::{self, Has};
 use super::table::Trimmed;
 use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::{Execution, Stage, Wanted};
-use crate::share::order;
-use crate::share::pause::seconds;
-use crate::share::regret::Regret;
+use crate::lifecycle::order;
+use crate::lifecycle::regret::Regret;
+use crate::time::seconds;
 
 /// Most spared executions that a reason names.
 const NAMED: usize = 3;

@@ -16,7 +16,7 @@ use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::Stage;
 use crate::lifecycle::cluster::execution::Avoided;
 use crate::lifecycle::placement::Ask;
-use crate::share::regret::move_ms;
+use crate::lifecycle::regret::move_ms;
 use crate::time::Millis;
 
 /// Most members in one round.

@@ -86,7 +86,7 @@ pub fn changed(config: &Config) -> Result<Value, serde_json::Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fiec_policy::share::order::Discipline;
+    use fiec_policy::Discipline;
     use serde_json::json;
 
     #[test]

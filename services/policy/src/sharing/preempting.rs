@@ -1,7 +1,7 @@
 //! Preempts running executions for waiting ones: for a higher priority, for a deadline at risk, for
 //! a tenant below its share, or for less attained service after a time slice.
 //!
-//! The victim has the lowest priority and then the least regret ([`crate::share::regret`]). It
+//! The victim has the lowest priority and then the least regret ([`crate::lifecycle::regret`]). It
 //! yields at its next boundary: to another place if there is one, else to a park or to the queue
 //! ([`super::aside`]). Then the preempting execution is bound first.
 //!
@@ -14,15 +14,15 @@ use std::sync::Arc;
 use fiec_schemas::scheduling::Rule;
 use fiec_schemas::{Cause, EventKind, ExecutionId, Timestamp};
 
-use super::Policy;
-use super::aside::GivesWay;
 use super::victims::{Victim, WINDOW};
+use crate::engine::Policy;
 use crate::lifecycle::cluster::Stage;
 use crate::lifecycle::cluster::profile::{Profile, ProfileIx};
 use crate::lifecycle::cluster::tenants::TenantIx;
+use crate::lifecycle::order::{self, Discipline, NEVER};
 use crate::lifecycle::placement::{Ask, Leaving};
-use crate::share::order::{self, Discipline, NEVER};
-use crate::share::queue::Waiter;
+use crate::lifecycle::queue::Waiter;
+use crate::parking::preempted::GivesWay;
 use crate::view::LedgerView;
 
 /// Most waiting executions in one round.

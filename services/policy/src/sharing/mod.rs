@@ -7,11 +7,9 @@
 //! * [`pause`] chooses what a park keeps.
 
 pub mod deadlines;
-pub mod order;
-pub mod pause;
-pub mod queue;
-pub mod regret;
-pub mod rhythm;
+mod missed;
+mod preempting;
+pub(crate) mod victims;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,9 +18,9 @@ use fiec_schemas::ExecutionId;
 use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::NodeIx;
 use crate::lifecycle::cluster::profile::ProfileIx;
+use crate::lifecycle::queue::Sweep;
 use crate::time::Millis;
 use deadlines::Deadlines;
-use queue::Sweep;
 
 /// State of sharing beside the queue.
 #[derive(Debug, Default)]

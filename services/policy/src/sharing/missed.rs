@@ -4,8 +4,8 @@
 use fiec_schemas::scheduling::{OnMiss, Rule};
 use fiec_schemas::{Cause, Event, ExecutionId, Fault, Timestamp};
 
-use super::Policy;
-use super::bind::Placed;
+use crate::engine::Policy;
+use crate::engine::bind::Placed;
 use crate::lifecycle::cluster::Stage;
 
 /// Time until an execution that has not failed yet is checked again, in µs.

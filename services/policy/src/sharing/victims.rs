@@ -1,4 +1,4 @@
-//! Chooses which running execution is preempted, and by which rule ([`super::preempt`]).
+//! Chooses which running execution is preempted, and by which rule ([`super::preempting`]).
 //!
 //! A round is bounded. It reads 1,024 running executions; the next round goes on behind them. The
 //! candidates that a rule allows are tried in order of regret until the place of one would do. A
@@ -11,17 +11,17 @@ use std::sync::Arc;
 use fiec_schemas::scheduling::Rule;
 use fiec_schemas::{ExecutionId, Timestamp};
 
-use super::Policy;
-use super::preempt::Contender;
+use super::preempting::Contender;
+use crate::engine::Policy;
 use crate::lifecycle::cluster::places::Claim;
 use crate::lifecycle::cluster::tenants::TenantIx;
 use crate::lifecycle::cluster::{NodeIx, Presence, Stage};
+use crate::lifecycle::order::{self, Discipline};
 use crate::lifecycle::placement::Ask;
 use crate::lifecycle::placement::kept::KeptPlaces;
-use crate::share::order::{self, Discipline};
-use crate::share::pause::seconds;
-use crate::share::regret::{Regret, residency_ms};
+use crate::lifecycle::regret::{Regret, residency_ms};
 use crate::time::Millis;
+use crate::time::seconds;
 
 /// Most running executions that one round reads.
 pub(crate) const WINDOW: usize = 1_024;

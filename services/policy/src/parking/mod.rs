@@ -4,6 +4,9 @@
 //!
 //! * [`unviable`] compares going on, waiting and suspending.
 
+pub mod pause;
+pub(crate) mod preempted;
+mod reviewing;
 pub mod unviable;
 
 use crate::time::Millis;

@@ -1,11 +1,11 @@
 //! Preempted executions without another place: what a park keeps, and how they go on.
 //!
-//! [`crate::share::pause`] chooses what a park keeps: the option with the lowest measured cost. The
+//! [`crate::parking::pause`] chooses what a park keeps: the option with the lowest measured cost. The
 //! expected length of the pause is the remaining time of the preempting execution, and one time
 //! slice at least.
 //!
 //! A preempted execution waits in the queue like all others, by priority, tenant share and age.
-//! Shorter executions pass it for a bounded time only ([`crate::share::order`]). When its turn
+//! Shorter executions pass it for a bounded time only ([`crate::lifecycle::order`]). When its turn
 //! comes and a slot is free, it resumes in its place. Others are preempted for it by the same rules.
 //! It moves to another node once it has waited longer than the move costs.
 //!
@@ -16,15 +16,16 @@ use std::sync::Arc;
 
 use fiec_schemas::{Cause, ExecutionId};
 
-use super::Policy;
-use super::bind::Placed;
+use crate::engine::Policy;
+use crate::engine::bind::Placed;
 use crate::lifecycle::cluster::places::Claim;
 use crate::lifecycle::cluster::{Execution, NodeIx, Order, Presence, Stage, Wanted};
 use crate::lifecycle::placement::kept::KeptPlaces;
 use crate::lifecycle::placement::{Ask, Leaving};
-use crate::share::pause::{self, Kept, seconds};
-use crate::share::regret;
+use crate::lifecycle::regret;
+use crate::parking::pause::{self, Kept};
 use crate::time::Now;
+use crate::time::seconds;
 
 /// A parked execution is queued again for this long after its wait has exceeded the cost of a move,
 /// in ms.

@@ -20,11 +20,11 @@
 //! so that in any time T it is preempted at most T / residency + 1 times. Moves take no more than
 //! about 1 / preempt_residency_moves of its time, however expensive a move is.
 
-use super::pause::seconds;
 use super::rhythm::{Rhythm, TakeUp};
 use crate::config::Config;
 use crate::lifecycle::cluster::Execution;
 use crate::time::Millis;
+use crate::time::seconds;
 
 /// The cost of preempting an execution, in ms.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -8,14 +8,14 @@ use std::cmp::Reverse;
 use fiec_schemas::scheduling::WhenUnviable;
 use fiec_schemas::{Cause, EventKind, ExecutionId, Signal};
 
-use super::Policy;
-use super::bind::Placed;
+use crate::engine::Policy;
+use crate::engine::bind::Placed;
 use crate::lifecycle::cluster::places::Claim;
 use crate::lifecycle::cluster::{Execution, NodeIx, Order, Presence, Stage, Wanted};
+use crate::lifecycle::order;
 use crate::lifecycle::placement::{Ask, Leaving};
-use crate::realloc::unviable::{self, Answer, Pressure};
-use crate::share::order;
-use crate::share::pause::{Pause, Room};
+use crate::parking::pause::{Pause, Room};
+use crate::parking::unviable::{self, Answer, Pressure};
 use crate::time::Now;
 use crate::view::LedgerView;
 

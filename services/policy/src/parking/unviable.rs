@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! go on:    lost · w + risk · (since its last commit + one resume)
-//! wait:     w + cost of keeping its place                  (crate::share::pause)
+//! wait:     w + cost of keeping its place                  (crate::parking::pause)
 //! suspend:  w + one resume                                 (TakeUp::resume_ms)
 //! ```
 //!
@@ -26,7 +26,7 @@
 use fiec_schemas::scheduling::{Keep, WhenUnviable};
 use fiec_schemas::{Evidence, Signal};
 
-use crate::share::pause::{self, Kept, Pause};
+use crate::parking::pause::{self, Kept, Pause};
 
 /// From this reading of memory on, a process is about to be killed.
 pub const EXHAUSTED: f64 = 0.98;
@@ -204,7 +204,7 @@ pub fn weigh(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::share::pause::Room;
+    use crate::parking::pause::Room;
 
     const GIB: u64 = 1 << 30;
 

@@ -17,7 +17,8 @@
 
 use fiec_schemas::scheduling::Keep;
 
-use super::rhythm::transfer_ms;
+use crate::lifecycle::rhythm::transfer_ms;
+use crate::time::seconds;
 
 /// Assumed bandwidth between host and device if none was measured, in bytes per second: a slow PCI
 /// Express link.
@@ -79,15 +80,6 @@ impl Kept {
             cost(self.host_ms),
             seconds(self.free_ms)
         )
-    }
-}
-
-/// A time for people.
-pub(crate) fn seconds(ms: f64) -> String {
-    if ms < 1_000.0 {
-        format!("{ms:.0} ms")
-    } else {
-        format!("{:.1} s", ms / 1_000.0)
     }
 }
 
