@@ -211,16 +211,7 @@ impl Policy {
     /// Returns true if it was time to look for unused reservations.
     fn sweep(&mut self) -> bool {
         let share = &self.share;
-        let leading = self.life.leading().filter(|leading| leading.keeps);
-        let kept_for = leading.map(|leading| leading.members.clone());
-        // Another execution yields for it, or places are reserved.
-        let asked = |id: ExecutionId| {
-            share.asking.contains_key(&id)
-                || share.promised.contains_key(&id)
-                || kept_for
-                    .as_ref()
-                    .is_some_and(|members| members.contains(&id))
-        };
+        let asked = |id| share.asking.contains_key(&id);
         let Some(swept) = self.quotas.sweep(&mut self.life, asked) else {
             return false;
         };

@@ -150,7 +150,7 @@ impl Policy {
         if e.stage == Stage::Pending && self.is_late(id) {
             return self.let_fail(id);
         }
-        if let Some(until) = self.steps_back_for(e) {
+        if let Some(until) = self.life.steps_back_for(e) {
             self.life.set_due(id, until);
             return Placed::Deferred;
         }

@@ -297,6 +297,13 @@ impl Policy {
         }
     }
 
+    /// An execution has yielded to this one, which is bound next.
+    pub(crate) fn gave_way(&mut self, by: ExecutionId) {
+        self.share.asking.remove(&by);
+        self.life.promise(by);
+        self.gangs.hurry(&mut self.life, by);
+    }
+
     /// Queues those of these executions that may wait for a place again.
     pub(crate) fn wait_again(&mut self, ids: impl IntoIterator<Item = ExecutionId>) {
         for id in ids {

@@ -52,7 +52,7 @@ use crate::config::Config;
 use crate::lifecycle::cluster::strangers::Strangers;
 use crate::lifecycle::cluster::{Cluster, Stage};
 use crate::lifecycle::placement::Rankings;
-use crate::lifecycle::queue::Waiting;
+use crate::lifecycle::queue::{Sweep, Waiting};
 use crate::lifecycle::replicas::Replicas;
 use crate::lifecycle::rhythm::{Rhythm, TakeUp};
 use crate::time::{Millis, Now};
@@ -72,6 +72,10 @@ pub(crate) struct Lifecycle {
     pub(crate) replicas: Replicas,
     /// Executions that must be bound, in queue order.
     pub(crate) waiting: Waiting,
+    /// Failed attempts to bind since the last change.
+    pub(crate) sweep: Sweep,
+    /// Executions for which another one has yielded, with the time: they are bound first.
+    pub(crate) promised: BTreeMap<ExecutionId, Millis>,
     pub(crate) connected: bool,
     pub(crate) loaded: bool,
     /// The policy binds nothing before this moment: holders append what the broker has lost.
@@ -107,6 +111,8 @@ impl Lifecycle {
             rankings: Rankings::default(),
             replicas: Replicas::new(own),
             waiting: Waiting::default(),
+            sweep: Sweep::default(),
+            promised: BTreeMap::new(),
             connected: true,
             loaded: false,
             heal_until: Millis(0),

@@ -1,14 +1,18 @@
 //! The queue of executions that wait for a place, and who is first in it.
 
-use fiec_schemas::ExecutionId;
+use std::cmp::Reverse;
+
+use fiec_schemas::{Cause, ExecutionId};
 
 use super::Lifecycle;
+use crate::lifecycle::cluster::Execution;
 use crate::lifecycle::cluster::Stage;
 use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::lifecycle::cluster::tenants::TenantIx;
 use crate::lifecycle::order::{self, Discipline};
 use crate::lifecycle::placement::Ask;
 use crate::lifecycle::queue::{Cursor, LaneKey, Waiter};
+use crate::time::Millis;
 
 /// Lanes of one effective priority, with their tenants' shares and cursors.
 pub(crate) struct Level {
@@ -27,6 +31,50 @@ impl Level {
 }
 
 impl Lifecycle {
+    /// Queues an execution that lacks only a place.
+    pub(crate) fn queue_up(&mut self, id: ExecutionId) {
+        let Some(waiter) = self.waiter_of(id) else {
+            return;
+        };
+        self.waiting.insert(&self.config, self.now.mono, waiter);
+        self.sweep.tried.remove(&id);
+        self.changed().newcomers = true;
+    }
+
+    /// Another execution was preempted for this one, which is bound next.
+    pub(crate) fn promise(&mut self, id: ExecutionId) {
+        self.promised.insert(id, self.now.mono);
+        self.changed().places = true;
+    }
+
+    /// True for an execution for which a place is kept, or becomes free.
+    pub(crate) fn is_expected(&self, id: ExecutionId) -> bool {
+        let leading = self.leading().filter(|leading| leading.keeps);
+        self.promised.contains_key(&id) || leading.is_some_and(|l| l.members.contains(&id))
+    }
+
+    /// Until when a preempted execution leaves its place to the execution that took it.
+    pub(crate) fn steps_back_for(&self, e: &Execution) -> Option<Millis> {
+        let now = self.now;
+        let extra = e.extra.as_ref()?;
+        let (cause, since) = match (e.stage, e.parked()) {
+            (Stage::Pending, _) => (extra.cause.as_ref()?, e.since),
+            (Stage::Started(..), Some(parked)) => {
+                (extra.why_parked.as_ref()?, now.moment_of(parked.at))
+            }
+            _ => return None,
+        };
+        let Cause::Preempted { by: Some(by), .. } = cause else {
+            return None;
+        };
+        if self.leads(*by) {
+            // A gang takes the freed places only once it has all of them.
+            return Some(now.mono.plus(self.config.take_ms));
+        }
+        let until = since.plus(self.config.take_ms);
+        (now.mono < until && self.waiting.contains(*by)).then_some(until)
+    }
+
     /// Removes an execution from the queue.
     pub(crate) fn stop_waiting(&mut self, id: ExecutionId) {
         self.waiting.remove(id);
@@ -129,5 +177,33 @@ impl Lifecycle {
     /// history of its own are a subset.
     pub(crate) fn is_open(&mut self, profile: ProfileIx) -> bool {
         self.choose(&Ask::new(profile)).is_some()
+    }
+
+    /// True if a waiting execution goes before a parked one. Executions that were just tried
+    /// without a place do not count.
+    pub(crate) fn is_outranked(&self, id: ExecutionId) -> bool {
+        let now = self.now;
+        let take_ms = self.config.take_ms;
+        let mut promised = self.promised.values();
+        if promised.any(|at| now.mono.since(*at) < take_ms) {
+            return true;
+        }
+        if !self.knows(id) {
+            return true;
+        }
+        let sweep = &self.sweep;
+        let first = self.first_waiting(
+            1,
+            |profile| sweep.blocked.contains(&profile),
+            |other| other == id || sweep.tried.contains(&other),
+        );
+        let first = first.first().and_then(|id| self.waiting.get(*id));
+        let (Some((waiter, effective)), Some(own)) = (first, self.waiter_of(id)) else {
+            return false;
+        };
+        let waited = now.mono.since(own.since);
+        let aged = order::aged(&self.config, waited, own.service_ms);
+        let stands = own.priority.saturating_add(aged);
+        (effective, Reverse(waiter.rank)) > (stands, Reverse(own.rank))
     }
 }

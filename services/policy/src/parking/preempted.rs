@@ -246,8 +246,8 @@ impl Policy {
         }
         // The execution may fit here although its profile is blocked: on its own device, or in a
         // slot of a node that accepts no new executions.
-        let blocked = self.share.sweep.blocked.contains(&profile);
-        if fits && blocked && !self.is_outranked(id) && self.resume_aside(id) == Placed::Yes {
+        let blocked = self.life.sweep.blocked.contains(&profile);
+        if fits && blocked && !self.life.is_outranked(id) && self.resume_aside(id) == Placed::Yes {
             self.life.stop_waiting(id);
         }
     }

@@ -3,7 +3,6 @@
 //! Hysteresis bounds the moves: an execution stops only for pressure that lasted its dwell time. It
 //! resumes when the pressure has been gone for as long, or when another place admits it.
 
-use std::cmp::Reverse;
 
 use fiec_schemas::scheduling::WhenUnviable;
 use fiec_schemas::{Cause, EventKind, ExecutionId, Signal};
@@ -12,7 +11,6 @@ use crate::engine::Policy;
 use crate::engine::bind::Placed;
 use crate::lifecycle::cluster::places::Claim;
 use crate::lifecycle::cluster::{Execution, NodeIx, Order, Presence, Stage, Wanted};
-use crate::lifecycle::order;
 use crate::lifecycle::placement::{Ask, Leaving};
 use crate::parking::pause::{Pause, Room};
 use crate::parking::unviable::{self, Answer, Pressure};
@@ -29,7 +27,6 @@ const PROGRAM: &str = "program";
 impl Policy {
     /// Reads from a message whether the execution is parked, and whether it asks for more.
     pub(crate) fn note_parking(&mut self, view: &LedgerView<'_>) {
-        let now = self.life.now;
         let id = view.state.execution;
         let asked = view
             .event(EventKind::Adjusted)
@@ -42,7 +39,7 @@ impl Policy {
         if let Some(Cause::Preempted { by, .. }) = by {
             self.wait(id);
             if let Some(by) = by {
-                self.gave_way(now, by);
+                self.gave_way(by);
             }
         }
     }
@@ -234,14 +231,6 @@ impl Policy {
         })
     }
 
-    /// An execution was preempted for `by`, which is bound next.
-    pub(crate) fn gave_way(&mut self, now: Now, by: ExecutionId) {
-        self.share.asking.remove(&by);
-        self.share.promised.insert(by, now.mono);
-        self.life.changed().places = true;
-        self.gangs.hurry(&mut self.life, by);
-    }
-
     /// For people: how long it has been parked, what it keeps, and why. None if it is not parked.
     pub(crate) fn parked_in_words(&self, now: Now, e: &Execution) -> Option<String> {
         let parked = e.parked()?;
@@ -318,7 +307,7 @@ impl Policy {
         if presses || !stays {
             return self.move_parked(id, ix, why);
         }
-        if self.is_outranked(id) || self.life.defers(id, self.life.config.order_grace_ms) {
+        if self.life.is_outranked(id) || self.life.defers(id, self.life.config.order_grace_ms) {
             return;
         }
         let cause = match why {
@@ -363,7 +352,7 @@ impl Policy {
 
     /// Resumes a parked execution on another node with a free slot; σ is committed.
     fn move_parked(&mut self, id: ExecutionId, ix: NodeIx, why: Option<Cause>) {
-        if self.is_outranked(id) {
+        if self.life.is_outranked(id) {
             return;
         }
         let Some(e) = self.life.cluster().execution(id) else {
@@ -389,33 +378,5 @@ impl Policy {
             _ => Cause::Balance,
         };
         self.life.order_yield_to(id, choice, cause, None);
-    }
-
-    /// True if a waiting execution goes before a parked one. Executions that were just tried
-    /// without a place do not count.
-    pub(crate) fn is_outranked(&self, id: ExecutionId) -> bool {
-        let now = self.life.now;
-        let take_ms = self.life.config.take_ms;
-        let mut promised = self.share.promised.values();
-        if promised.any(|at| now.mono.since(*at) < take_ms) {
-            return true;
-        }
-        if !self.life.knows(id) {
-            return true;
-        }
-        let sweep = &self.share.sweep;
-        let first = self.life.first_waiting(
-            1,
-            |profile| sweep.blocked.contains(&profile),
-            |other| other == id || sweep.tried.contains(&other),
-        );
-        let first = first.first().and_then(|id| self.life.waiting.get(*id));
-        let (Some((waiter, effective)), Some(own)) = (first, self.life.waiter_of(id)) else {
-            return false;
-        };
-        let waited = now.mono.since(own.since);
-        let aged = order::aged(&self.life.config, waited, own.service_ms);
-        let stands = own.priority.saturating_add(aged);
-        (effective, Reverse(waiter.rank)) > (stands, Reverse(own.rank))
     }
 }

@@ -150,7 +150,7 @@ impl Quotas {
     }
 
     /// Finds unused reservations, and executions that run without one, from time to time. `asked`:
-    /// another execution yields for this one, or places are kept for it.
+    /// another execution was ordered to yield for this one.
     pub fn sweep(
         &mut self,
         life: &mut Lifecycle,
@@ -199,7 +199,8 @@ impl Quotas {
                     }
                     Some(e) if e.stage == Stage::Pending && own && !e.is_appending() => {
                         let since = self.unplaced.entry(*id).or_insert(now.mono);
-                        if old(since, life.config.reserve_ms) && !asked(*id) {
+                        let expected = asked(*id) || life.is_expected(*id);
+                        if old(since, life.config.reserve_ms) && !expected {
                             table.to_free.insert(*id, now.mono);
                             requeue.push(*id);
                         }

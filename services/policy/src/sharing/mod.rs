@@ -18,7 +18,6 @@ use fiec_schemas::ExecutionId;
 use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::NodeIx;
 use crate::lifecycle::cluster::profile::ProfileIx;
-use crate::lifecycle::queue::Sweep;
 use crate::time::Millis;
 use deadlines::Deadlines;
 
@@ -27,22 +26,18 @@ use deadlines::Deadlines;
 pub struct Memory {
     /// For each waiting execution: the execution ordered to yield for it, and when.
     pub asking: BTreeMap<ExecutionId, (ExecutionId, Millis)>,
-    /// Executions for which another one has yielded, with the time: they are bound first.
-    pub promised: BTreeMap<ExecutionId, Millis>,
     /// Deadlines after which executions fail.
     pub deadlines: Deadlines,
     /// Time of the last review of preemption.
     pub reviewed: Millis,
     /// The node after which the next review begins.
     pub window: Option<NodeIx>,
-    /// Failed attempts since the last change.
-    pub sweep: Sweep,
 }
 
 impl Memory {
     /// The profiles of those for which another execution yields.
     pub(crate) fn served(&self, life: &Lifecycle) -> BTreeSet<ProfileIx> {
-        let ids = self.asking.keys().chain(self.promised.keys());
+        let ids = self.asking.keys().chain(life.promised.keys());
         ids.filter_map(|id| life.cluster().execution(*id).map(|e| e.profile))
             .collect()
     }

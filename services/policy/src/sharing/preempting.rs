@@ -44,7 +44,6 @@ pub(crate) struct Contender {
 impl Policy {
     /// Reads from a message the facts that sharing depends on.
     pub(crate) fn note_sharing(&mut self, view: &LedgerView<'_>) {
-        let now = self.life.now;
         let id = view.state.execution;
         if !self.life.knows(id) {
             return;
@@ -56,7 +55,7 @@ impl Policy {
                 self.quotas.left(&mut self.life, id);
             }
             if let Some(by) = by {
-                self.gave_way(now, by);
+                self.gave_way(by);
             }
         }
         self.note_deadline(id);
@@ -66,7 +65,7 @@ impl Policy {
     pub(crate) fn forget_sharing(&mut self, id: ExecutionId) {
         self.life.rhythms.remove(&id);
         self.share.asking.remove(&id);
-        self.share.promised.remove(&id);
+        self.life.promised.remove(&id);
         self.share.deadlines.forget(id);
     }
 
@@ -137,7 +136,7 @@ impl Policy {
         let skip = |profile| !possible.contains(&profile);
         let ids = self.life.first_waiting(CONTENDERS, skip, |id| {
             self.share.asking.contains_key(&id)
-                || self.share.promised.contains_key(&id)
+                || self.life.promised.contains_key(&id)
                 || !self.life.is_mine(id)
         });
         let contender = |id| {
@@ -157,7 +156,7 @@ impl Policy {
         let now = self.life.now;
         let e = self.life.cluster().execution(id)?;
         let profile = self.life.cluster().profiles.get(e.profile)?;
-        let fresh = self.steps_back_for(e).is_some();
+        let fresh = self.life.steps_back_for(e).is_some();
         let waits = e.stage == Stage::Pending || e.is_aside() && e.order().is_none();
         (waits && !e.is_appending() && !fresh).then(|| Contender {
             id,
