@@ -146,6 +146,7 @@ impl Policy {
                 profile,
                 in_flight: None,
                 long: false,
+                is_part: false,
                 // `set_stage`, which follows, updates the counts.
                 stage: Stage::Pending,
                 claim: Claim::Host,

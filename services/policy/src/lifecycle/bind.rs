@@ -27,6 +27,7 @@ impl Lifecycle {
             profile,
             in_flight: None,
             long: false,
+            is_part: false,
             stage: Stage::Pending,
             claim: Claim::Host,
             since: now.mono,

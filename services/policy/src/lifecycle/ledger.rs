@@ -160,9 +160,7 @@ impl Lifecycle {
             e.extra().deaths = deaths.iter().map(|node| (**node).into()).collect();
         }
         let part_of = view.state.spread.as_ref().and_then(|s| s.part_of);
-        if part_of.is_some() || e.extra.is_some() {
-            e.extra().is_part = part_of.is_some();
-        }
+        e.is_part = part_of.is_some();
         let adjusted = view.state.adjusted();
         if adjusted.is_some() || e.extra.is_some() {
             e.extra().adjusted = adjusted;

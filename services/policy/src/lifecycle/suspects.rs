@@ -72,7 +72,7 @@ impl Lifecycle {
         let Some(e) = self.cluster.execution(id) else {
             return false;
         };
-        let is_part = e.extra.as_ref().is_some_and(|extra| extra.is_part);
+        let is_part = e.is_part;
         let known = e.extra.iter().flat_map(|extra| &extra.deaths);
         let mut nodes: Vec<String> = known.map(ToString::to_string).collect();
         nodes.extend(dies_now.map(|ix| self.cluster.node(ix).id.to_string()));

@@ -172,8 +172,6 @@ pub struct Extra {
     pub missing: Option<Missing>,
     /// Nodes whose worker ended while it computed there, since its last commit.
     pub deaths: Vec<Box<str>>,
-    /// True for a part of a range.
-    pub is_part: bool,
     /// Number of rereads in a row that showed an older message than is known.
     pub old_rereads: u8,
 }
@@ -264,6 +262,8 @@ pub struct Execution {
     pub in_flight: Option<Box<Before>>,
     /// True if it has run for longer than the horizon.
     pub long: bool,
+    /// True for a part of a range.
+    pub is_part: bool,
     /// Its stage.
     pub stage: Stage,
     /// Its use of its node beside a slot.
