@@ -6,26 +6,15 @@ use serde::Serialize;
 
 use super::refusal::YieldRefusal;
 use super::{Action, Policy, Ticket};
+use crate::lifecycle::bind::Placed;
 use crate::lifecycle::bonds::BondSpec;
 use crate::lifecycle::cluster::places::Claim;
 use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::lifecycle::cluster::{NodeIx, Stage};
 use crate::lifecycle::orders::leaves;
 use crate::lifecycle::placement::{Ask, Choice};
+use crate::parking;
 use crate::time::Now;
-
-/// Result of an attempt to bind an execution.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Placed {
-    /// An append is in flight.
-    Yes,
-    /// No node can take it.
-    NoRoom,
-    /// Another replica is preferred; this one tries again later.
-    Deferred,
-    /// The execution needs no binding.
-    Moot,
-}
 
 /// A submission whose execution is not known yet.
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -160,7 +149,7 @@ impl Policy {
             Stage::Pending => self.rebind(id, known.unwrap_or(Cause::Initial), None),
             Stage::Bound(node, _) | Stage::Started(node, _) => match self.life.loss(now, id) {
                 Some(cause) => self.rebind(id, cause, Some(node)),
-                None if matches!(stage, Stage::Started(..)) => self.resume_aside(id),
+                None if matches!(stage, Stage::Started(..)) => parking::resume(&mut self.life, id),
                 None => {
                     // Its node has returned, perhaps without the capsule. The binding is reviewed
                     // as usual.
@@ -277,7 +266,7 @@ impl Policy {
                 if !e.long && now.mono.since(e.since) >= self.life.config.horizon_ms {
                     self.life.mark_long(id);
                 }
-                if !self.look_at_wish(id) {
+                if !self.grant_wish(id) {
                     self.life.repeat_order(id);
                 }
             }
@@ -286,6 +275,19 @@ impl Policy {
 
     /// Handles a binding that has not started: balance it, send its capsule again, or bind it
     /// elsewhere.
+    /// Moves an execution to a node with more if its program has asked for more.
+    fn grant_wish(&mut self, id: ExecutionId) -> bool {
+        let Some((ix, cause)) = parking::wish(&self.life, id) else {
+            return false;
+        };
+        let placed = self.yield_elsewhere(id, ix, cause);
+        if matches!(placed, Placed::NoRoom | Placed::Moot) {
+            let again = self.life.now.mono.plus(self.life.config.order_retry_ms);
+            self.life.set_due(id, again);
+        }
+        true
+    }
+
     fn sweep_bound(&mut self, id: ExecutionId, ix: NodeIx) {
         let now = self.life.now;
         if let Some(cause) = self.life.loss(now, id) {

@@ -8,7 +8,7 @@
 use fiec_schemas::ExecutionId;
 
 use super::Policy;
-use super::bind::Placed;
+use crate::lifecycle::bind::Placed;
 use crate::lifecycle::queue::Sweep;
 
 impl Policy {

@@ -21,7 +21,7 @@ use std::cmp::Reverse;
 use fiec_schemas::ExecutionId;
 
 use super::Policy;
-use super::bind::Placed;
+use crate::lifecycle::bind::Placed;
 use crate::lifecycle::cluster::{NodeIx, Stage};
 
 impl Policy {

@@ -7,6 +7,7 @@ use crate::lifecycle::bonds::BondSpec;
 use crate::lifecycle::cluster::places::Claim;
 use crate::lifecycle::cluster::profile::{Profile, ProfileIx};
 use crate::lifecycle::cluster::{Attained, Execution, Presence, Stage};
+use crate::parking;
 use crate::time::Millis;
 use crate::view::LedgerView;
 
@@ -95,7 +96,12 @@ impl Policy {
         self.verification.hear(&mut self.life, view, is_spread);
         self.note_sharing(view);
         self.schedule(id, stage, view);
-        self.note_parking(view);
+        if let Some(parked) = parking::hear(&mut self.life, view) {
+            self.wait(id);
+            if let Some(by) = parked.by {
+                self.gave_way(by);
+            }
+        }
         if view.state.is_adjusted() {
             self.life.look_after_change(id);
         }

@@ -43,6 +43,7 @@ use fiec_schemas::{ExecutionId, InstanceId};
 use crate::config::Config;
 use crate::gangs::Gangs;
 use crate::lifecycle::Lifecycle;
+use crate::parking::Parking;
 use crate::prerequisites::Prerequisites;
 use crate::quotas::Quotas;
 use crate::reallocation::Reallocation;
@@ -66,8 +67,8 @@ pub struct Policy {
     pub(crate) life: Lifecycle,
     /// Other state of sharing.
     pub(crate) share: sharing::Memory,
-    /// State of reallocation.
-    pub(crate) realloc: crate::parking::Memory,
+    /// Executions that stay on their node without computing.
+    pub(crate) parking: Parking,
     /// Moves between devices.
     pub(crate) reallocation: Reallocation,
     /// Ranges that several nodes compute.
@@ -90,7 +91,7 @@ impl Policy {
         Self {
             life: Lifecycle::new(config, own),
             share: sharing::Memory::default(),
-            realloc: crate::parking::Memory::default(),
+            parking: Parking::default(),
             reallocation: Reallocation::default(),
             ranges: Ranges::default(),
             verification: Verification::new(own),
@@ -275,9 +276,9 @@ impl Policy {
         self.serve_waiting();
         self.quotas.review(&mut self.life);
         self.preempt();
-        if self.life.cluster().parked() > 0 {
-            self.look_at_parked();
-        }
+        let ranges = &self.ranges;
+        let may_wait = |id| !ranges.awaits_parts(id);
+        self.parking.review(&mut self.life, may_wait);
         self.reallocation
             .review(&mut self.life, |life| self.share.served(life));
         self.verification.review(&mut self.life);

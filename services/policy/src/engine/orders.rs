@@ -6,17 +6,18 @@ use std::collections::BTreeSet;
 
 use fiec_schemas::{Cause, ExecutionId, NodeId};
 
-use super::bind::Placed;
 use super::{Action, Policy, Ticket};
+use crate::lifecycle::bind::Placed;
 use crate::lifecycle::cluster::{NodeIx, Stage};
 use crate::lifecycle::orders::leaves;
 use crate::lifecycle::placement::Ask;
+use crate::parking;
 
 impl Policy {
     /// Reviews all executions that a node holds: must one leave?
     pub(crate) fn review_holds(&mut self, ix: NodeIx) {
         let mut ids: Vec<_> = self.life.cluster().node(ix).holds.iter().copied().collect();
-        self.parked_first(ix, &mut ids);
+        parking::parked_first(&self.life, ix, &mut ids);
         if self.life.leave_by(ix).is_some() {
             self.longest_first(&mut ids);
         }
@@ -93,7 +94,7 @@ impl Policy {
                 cause.in_words()
             );
             self.life.note(id, note);
-            return self.nowhere(id, &cause);
+            return parking::without_place(&mut self.life, id, &cause);
         };
         if !matches!(cause, Cause::Pressure { .. })
             && self.life.defers(id, self.life.config.order_grace_ms)

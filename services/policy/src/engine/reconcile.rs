@@ -12,7 +12,7 @@ use fiec_schemas::messages::Holding;
 use fiec_schemas::{ExecutionId, InstanceId, NodeId};
 
 use super::Policy;
-use super::bind::Placed;
+use crate::lifecycle::bind::Placed;
 use crate::lifecycle::cluster::NodeIx;
 
 impl Policy {

@@ -13,6 +13,7 @@ use crate::lifecycle::cluster::places::Judged;
 use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::lifecycle::cluster::{NodeIx, Presence, Stage};
 use crate::lifecycle::placement::{Ask, Leaving, Operators};
+use crate::parking;
 use crate::time::Now;
 use crate::verification::standing::standings;
 
@@ -53,7 +54,7 @@ impl Policy {
                     arriving.unwrap_or_default()
                 )
             }
-            Stage::Started(ix, _) => match self.parked_in_words(now, e) {
+            Stage::Started(ix, _) => match parking::in_words(now, e) {
                 Some(words) => format!("parked on {} under epoch {} {words}", on(ix), e.epoch),
                 None => format!("computing on {} under epoch {}", on(ix), e.epoch),
             },

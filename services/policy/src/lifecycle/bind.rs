@@ -10,6 +10,19 @@ use crate::lifecycle::placement::Choice;
 use crate::time::{Millis, Now};
 use crate::{Action, Ticket};
 
+/// Result of an attempt to bind an execution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Placed {
+    /// An append is in flight.
+    Yes,
+    /// No node can take it.
+    NoRoom,
+    /// Another replica is preferred; this one tries again later.
+    Deferred,
+    /// The execution needs no binding.
+    Moot,
+}
+
 impl Lifecycle {
     /// Inserts a new execution: pending, with its first append in flight.
     pub(crate) fn insert_new(

@@ -3,6 +3,7 @@
 //!
 //! * [`cluster`]: nodes, executions, their indices, and [`cluster::hysteresis`].
 //! * [`placement`]: which place; [`placing`] asks it about the cluster as it is now.
+//! * [`parked`]: whether a parked execution can go on in its place.
 //! * [`transitions`]: the changes of an execution. [`bind`], [`orders`], [`leaving`], [`appends`],
 //!   [`aging`] use them.
 //! * [`nodes`], [`arriving`], [`starts`], [`trust`], [`reconcile`]: what nodes say, and their silence.
@@ -19,7 +20,7 @@
 mod aging;
 mod appends;
 mod arriving;
-mod bind;
+pub(crate) mod bind;
 pub(crate) mod bonds;
 pub mod cluster;
 pub(crate) mod leading;
@@ -29,6 +30,7 @@ mod nodes;
 pub mod order;
 pub(crate) mod orders;
 mod pace;
+mod parked;
 pub mod placement;
 mod placing;
 pub mod queue;

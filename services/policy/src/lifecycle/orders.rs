@@ -26,6 +26,19 @@ pub(crate) fn leaves(e: &Execution, node: NodeIx, cause: &Cause) -> Leaving {
     }
 }
 
+/// An execution that is preempted, and for which one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct GivesWay {
+    /// The preempted execution.
+    pub id: ExecutionId,
+    /// The node that holds it.
+    pub node: NodeIx,
+    /// The execution that takes its place.
+    pub to: ExecutionId,
+    /// Expected remaining time of `to`, in ms.
+    pub rest_ms: u64,
+}
+
 impl Lifecycle {
     pub(crate) fn pressure_on(&self, id: ExecutionId, ix: NodeIx) -> Option<Cause> {
         let now = self.now;

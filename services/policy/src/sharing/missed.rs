@@ -5,7 +5,7 @@ use fiec_schemas::scheduling::{OnMiss, Rule};
 use fiec_schemas::{Cause, Event, ExecutionId, Fault, Timestamp};
 
 use crate::engine::Policy;
-use crate::engine::bind::Placed;
+use crate::lifecycle::bind::Placed;
 use crate::lifecycle::cluster::Stage;
 
 /// Time until an execution that has not failed yet is checked again, in µs.

@@ -20,9 +20,10 @@ use crate::lifecycle::cluster::Stage;
 use crate::lifecycle::cluster::profile::{Profile, ProfileIx};
 use crate::lifecycle::cluster::tenants::TenantIx;
 use crate::lifecycle::order::{self, Discipline, NEVER};
+use crate::lifecycle::orders::GivesWay;
 use crate::lifecycle::placement::{Ask, Leaving};
 use crate::lifecycle::queue::Waiter;
-use crate::parking::preempted::GivesWay;
+use crate::parking;
 use crate::view::LedgerView;
 
 /// Most waiting executions in one round.
@@ -216,7 +217,7 @@ impl Policy {
                     to: contender.id,
                     rest_ms: contender.rest_ms,
                 };
-                self.set_aside(gives, cause);
+                parking::park_for(&mut self.life, gives, cause);
             }
         }
     }

@@ -256,7 +256,7 @@ impl Policy {
         let Some(e) = self.life.cluster().execution(id) else {
             return false;
         };
-        if e.stage.node() == Some(node) && self.goes_on_here(id, Some(claim), kept) {
+        if e.stage.node() == Some(node) && self.life.goes_on_here(id, Some(claim), kept) {
             // It was parked there, and lacks only a slot or its device.
             return true;
         }
