@@ -13,7 +13,7 @@ use crate::lifecycle::cluster::Stage;
 use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::prerequisites::Prerequisites;
 use crate::quotas::{Quotas, Sets};
-use crate::sharing;
+use crate::sharing::Sharing;
 
 impl Policy {
     /// True for a new execution that must not be bound by its first message.
@@ -131,7 +131,7 @@ impl Policy {
         let members = OfMembers {
             prerequisites,
             quotas: &self.quotas,
-            share: &self.share,
+            sharing: &self.sharing,
         };
         self.gangs
             .in_words(&self.life, id, &members, unreserved)
@@ -180,7 +180,7 @@ impl Policy {
         let members = OfMembers {
             prerequisites: &self.prerequisites,
             quotas: &self.quotas,
-            share: &self.share,
+            sharing: &self.sharing,
         };
         self.gangs.choose_leading(&mut self.life, &members);
         let sweep = self.sweep();
@@ -193,7 +193,7 @@ impl Policy {
         let members = OfMembers {
             prerequisites: &self.prerequisites,
             quotas: &self.quotas,
-            share: &self.share,
+            sharing: &self.sharing,
         };
         let round = self.gangs.act(&mut self.life, &members);
         for id in round.unreserved {
@@ -210,8 +210,8 @@ impl Policy {
 
     /// Returns true if it was time to look for unused reservations.
     fn sweep(&mut self) -> bool {
-        let share = &self.share;
-        let asked = |id| share.asking.contains_key(&id);
+        let sharing = &self.sharing;
+        let asked = |id| sharing.is_yielded_to(id);
         let Some(swept) = self.quotas.sweep(&mut self.life, asked) else {
             return false;
         };
@@ -236,7 +236,7 @@ pub(crate) struct OfReservations<'a> {
 pub(crate) struct OfMembers<'a> {
     prerequisites: &'a Prerequisites,
     quotas: &'a Quotas,
-    share: &'a sharing::Memory,
+    sharing: &'a Sharing,
 }
 
 impl Members for OfMembers<'_> {
@@ -253,7 +253,7 @@ impl Members for OfMembers<'_> {
     }
 
     fn is_yielded_to(&self, id: ExecutionId) -> bool {
-        self.share.asking.contains_key(&id)
+        self.sharing.is_yielded_to(id)
     }
 }
 

@@ -50,7 +50,7 @@ impl Policy {
             moved,
         };
         self.life.settle(id, settled);
-        self.note_deadline(id);
+        self.sharing.note_deadline(&self.life, id);
         match stage {
             Stage::Bound(..) => {
                 self.life.settle_binding(id, moved);

@@ -136,8 +136,8 @@ impl Policy {
         if e.is_appending() {
             return Placed::Moot;
         }
-        if e.stage == Stage::Pending && self.is_late(id) {
-            return self.let_fail(id);
+        if e.stage == Stage::Pending && self.sharing.is_late(&self.life, id) {
+            return self.sharing.let_fail(&mut self.life, id);
         }
         if let Some(until) = self.life.steps_back_for(e) {
             self.life.set_due(id, until);

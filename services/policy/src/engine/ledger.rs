@@ -1,6 +1,7 @@
 //! Follows ledgers: messages of the feed, and messages that are read after a failed append.
 
-use fiec_schemas::{EventKind, ExecutionId, Submission};
+use fiec_schemas::scheduling::Rule;
+use fiec_schemas::{Cause, EventKind, ExecutionId, Submission};
 
 use super::{Action, Policy};
 use crate::lifecycle::bonds::BondSpec;
@@ -94,7 +95,17 @@ impl Policy {
         self.ranges.hear(&mut self.life, view);
         let is_spread = self.ranges.contains(id);
         self.verification.hear(&mut self.life, view, is_spread);
-        self.note_sharing(view);
+        self.life.note_pace(view);
+        let yielded = view.event(EventKind::Yielded).and_then(|y| y.cause());
+        if let Some(Cause::Preempted { rule, by, .. }) = yielded {
+            if rule == Rule::Quota {
+                self.quotas.left(&mut self.life, id);
+            }
+            if let Some(by) = by {
+                self.gave_way(by);
+            }
+        }
+        self.sharing.note_deadline(&self.life, id);
         self.schedule(id, stage, view);
         if let Some(parked) = parking::hear(&mut self.life, view) {
             self.wait(id);
@@ -277,7 +288,7 @@ impl Policy {
         if self.life.set_profile(id, profile) == Some((Stage::Pending, false)) {
             self.wait(id);
         }
-        self.note_deadline(id);
+        self.sharing.note_deadline(&self.life, id);
         self.life.claim_anew(id);
     }
 
@@ -287,7 +298,8 @@ impl Policy {
         self.life.forget_suspect(id);
         self.life.stop_waiting(id);
         self.forget_bonds(id);
-        self.forget_sharing(id);
+        self.sharing.forget(id);
+        self.life.forget_pace(id);
         self.ranges.forget(&self.life, id);
         if self.life.remove(id).is_some() && !self.life.waiting.is_empty() {
             self.life.changed().places = true;

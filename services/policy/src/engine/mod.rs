@@ -43,12 +43,12 @@ use fiec_schemas::{ExecutionId, InstanceId};
 use crate::config::Config;
 use crate::gangs::Gangs;
 use crate::lifecycle::Lifecycle;
-use crate::parking::Parking;
+use crate::parking::{self, Parking};
 use crate::prerequisites::Prerequisites;
 use crate::quotas::Quotas;
 use crate::reallocation::Reallocation;
 
-use crate::sharing;
+use crate::sharing::Sharing;
 use crate::spreading::{Claims, Ranges};
 use crate::time::{Millis, Now};
 use crate::verification::Verification;
@@ -65,8 +65,8 @@ pub use refusal::{UnknownNode, YieldRefusal};
 pub struct Policy {
     /// Nodes and executions, and what changes them.
     pub(crate) life: Lifecycle,
-    /// Other state of sharing.
-    pub(crate) share: sharing::Memory,
+    /// Preemption, and deadlines.
+    pub(crate) sharing: Sharing,
     /// Executions that stay on their node without computing.
     pub(crate) parking: Parking,
     /// Moves between devices.
@@ -90,7 +90,7 @@ impl Policy {
     pub fn new(config: Config, own: InstanceId) -> Self {
         Self {
             life: Lifecycle::new(config, own),
-            share: sharing::Memory::default(),
+            sharing: Sharing::default(),
             parking: Parking::default(),
             reallocation: Reallocation::default(),
             ranges: Ranges::default(),
@@ -269,7 +269,7 @@ impl Policy {
             self.look_at_execution(id);
         }
         self.look_at_absent();
-        self.look_at_deadlines();
+        self.sharing.fail_late_ones(&mut self.life);
         let released = self.ranges.settle(&mut self.life);
         self.wait_again(released);
         self.let_ranges_grow();
@@ -280,7 +280,7 @@ impl Policy {
         let may_wait = |id| !ranges.awaits_parts(id);
         self.parking.review(&mut self.life, may_wait);
         self.reallocation
-            .review(&mut self.life, |life| self.share.served(life));
+            .review(&mut self.life, |life| self.sharing.served(life));
         self.verification.review(&mut self.life);
         self.tell_waiting();
     }
@@ -298,9 +298,19 @@ impl Policy {
         }
     }
 
+    fn preempt(&mut self) {
+        // The replica that holds the reservations of all members acts, whichever is preferred now.
+        let admitted = |id: &ExecutionId| self.quotas.is_admitted(&self.life, *id);
+        let leading = self.life.leading();
+        let leading = leading.filter(|leading| leading.members.iter().all(admitted));
+        let lacking = leading.and_then(|_| self.gangs.lacking(&self.life));
+        self.sharing
+            .preempt(&mut self.life, lacking, parking::park_for);
+    }
+
     /// An execution has yielded to this one, which is bound next.
     pub(crate) fn gave_way(&mut self, by: ExecutionId) {
-        self.share.asking.remove(&by);
+        self.sharing.obeyed(by);
         self.life.promise(by);
         self.gangs.hurry(&mut self.life, by);
     }

@@ -8,6 +8,12 @@ use crate::lifecycle::regret;
 use crate::view::LedgerView;
 
 impl Lifecycle {
+    /// Forgets the pace of an execution that has ended, and what was promised to it.
+    pub(crate) fn forget_pace(&mut self, id: ExecutionId) {
+        self.rhythms.remove(&id);
+        self.promised.remove(&id);
+    }
+
     /// Reads from a message how much an execution has computed, its rhythm and the cost of its start.
     pub(crate) fn note_pace(&mut self, view: &LedgerView<'_>) {
         let now = self.now;

@@ -1,15 +1,28 @@
-//! Fair sharing: the order of the queue, preemption, and parks.
+//! Sharing: running executions are preempted for waiting ones, and fail after their deadlines.
 //!
-//! * [`order`] compares executions, [`queue`] keeps the waiting ones in that order.
-//! * [`deadlines`] schedules the checks of deadlines.
-//! * [`rhythm`] learns the interval between an execution's boundaries, and the cost of a move.
-//! * [`regret`] estimates the loss of a victim.
-//! * [`pause`] chooses what a park keeps.
+//! ```text
+//! waits, first in the queue ─▶ [another one ordered to yield] ─▶ that one yielded ─▶ bound first
+//!          ▲                             │
+//!          └── the order had no effect ──┘
+//! ```
+//!
+//! An execution is preempted for a higher priority, for a deadline at risk, for a tenant below its
+//! share, or for less attained service after a time slice. The victim has the lowest priority and then
+//! the least regret ([`crate::lifecycle::regret`]). It yields at its next boundary: to another place if
+//! there is one, else to a park or to the queue. Then the execution that takes its place is bound
+//! first.
+//!
+//! * [`preempting`] chooses for whom, [`victims`] chooses whom and by which rule.
+//! * [`missed`] lets executions fail after their [`deadlines`].
+//!
+//! Given up: rounds are bounded, so on a large cluster a better victim may be found a round later.
+//!
+//! It reads the cluster, and changes it by orders to yield and by the event `failed`.
 
-pub mod deadlines;
+mod deadlines;
 mod missed;
 mod preempting;
-pub(crate) mod victims;
+mod victims;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,22 +34,38 @@ use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::time::Millis;
 use deadlines::Deadlines;
 
-/// State of sharing beside the queue.
+/// The state of sharing.
 #[derive(Debug, Default)]
-pub struct Memory {
+pub(crate) struct Sharing {
     /// For each waiting execution: the execution ordered to yield for it, and when.
-    pub asking: BTreeMap<ExecutionId, (ExecutionId, Millis)>,
+    asking: BTreeMap<ExecutionId, (ExecutionId, Millis)>,
     /// Deadlines after which executions fail.
-    pub deadlines: Deadlines,
+    deadlines: Deadlines,
     /// Time of the last review of preemption.
-    pub reviewed: Millis,
+    reviewed: Millis,
     /// The node after which the next review begins.
-    pub window: Option<NodeIx>,
+    window: Option<NodeIx>,
 }
 
-impl Memory {
+impl Sharing {
+    /// True if another execution was ordered to yield for this one.
+    pub fn is_yielded_to(&self, id: ExecutionId) -> bool {
+        self.asking.contains_key(&id)
+    }
+
+    /// Another execution has yielded to this one.
+    pub fn obeyed(&mut self, id: ExecutionId) {
+        self.asking.remove(&id);
+    }
+
+    /// Forgets an execution that has ended.
+    pub fn forget(&mut self, id: ExecutionId) {
+        self.asking.remove(&id);
+        self.deadlines.forget(id);
+    }
+
     /// The profiles of those for which another execution yields.
-    pub(crate) fn served(&self, life: &Lifecycle) -> BTreeSet<ProfileIx> {
+    pub fn served(&self, life: &Lifecycle) -> BTreeSet<ProfileIx> {
         let ids = self.asking.keys().chain(life.promised.keys());
         ids.filter_map(|id| life.cluster().execution(*id).map(|e| e.profile))
             .collect()

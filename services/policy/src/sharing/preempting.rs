@@ -1,9 +1,4 @@
-//! Preempts running executions for waiting ones: for a higher priority, for a deadline at risk, for
-//! a tenant below its share, or for less attained service after a time slice.
-//!
-//! The victim has the lowest priority and then the least regret ([`crate::lifecycle::regret`]). It
-//! yields at its next boundary: to another place if there is one, else to a park or to the queue
-//! ([`super::aside`]). Then the preempting execution is bound first.
+//! Chooses for whom running executions are preempted, and orders these away.
 //!
 //! A round is bounded: the first 16 waiting executions, and a window of the running ones
 //! ([`super::victims`]).
@@ -12,10 +7,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fiec_schemas::scheduling::Rule;
-use fiec_schemas::{Cause, EventKind, ExecutionId, Timestamp};
+use fiec_schemas::{Cause, ExecutionId, Timestamp};
 
+use super::Sharing;
 use super::victims::{Victim, WINDOW};
-use crate::engine::Policy;
+use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::Stage;
 use crate::lifecycle::cluster::profile::{Profile, ProfileIx};
 use crate::lifecycle::cluster::tenants::TenantIx;
@@ -23,14 +19,12 @@ use crate::lifecycle::order::{self, Discipline, NEVER};
 use crate::lifecycle::orders::GivesWay;
 use crate::lifecycle::placement::{Ask, Leaving};
 use crate::lifecycle::queue::Waiter;
-use crate::parking;
-use crate::view::LedgerView;
 
 /// Most waiting executions in one round.
 const CONTENDERS: usize = 16;
 
 /// A waiting execution for which another may be preempted.
-pub(crate) struct Contender {
+pub(super) struct Contender {
     pub id: ExecutionId,
     pub tenant: TenantIx,
     pub priority: i32,
@@ -42,67 +36,51 @@ pub(crate) struct Contender {
     pub slack_ms: Option<i64>,
 }
 
-impl Policy {
-    /// Reads from a message the facts that sharing depends on.
-    pub(crate) fn note_sharing(&mut self, view: &LedgerView<'_>) {
-        let id = view.state.execution;
-        if !self.life.knows(id) {
-            return;
-        }
-        self.life.note_pace(view);
-        let yielded = view.event(EventKind::Yielded).and_then(|y| y.cause());
-        if let Some(Cause::Preempted { rule, by, .. }) = yielded {
-            if rule == Rule::Quota {
-                self.quotas.left(&mut self.life, id);
-            }
-            if let Some(by) = by {
-                self.gave_way(by);
-            }
-        }
-        self.note_deadline(id);
-    }
-
-    /// Forgets an execution that has ended.
-    pub(crate) fn forget_sharing(&mut self, id: ExecutionId) {
-        self.life.rhythms.remove(&id);
-        self.share.asking.remove(&id);
-        self.life.promised.remove(&id);
-        self.share.deadlines.forget(id);
-    }
-
+impl Sharing {
     /// Chooses executions to preempt.
-    pub(crate) fn preempt(&mut self) {
-        let now = self.life.now;
-        let due = now.mono.since(self.share.reviewed) >= self.life.config.preempt_review_ms;
-        let nobody = self.life.waiting.is_empty() && self.life.leading().is_none();
-        if !due || nobody || self.life.config.discipline == Discipline::Fifo {
+    ///
+    /// `lacking`: the members of the leading gang without a place, if this replica acts for it.
+    /// `park`: what happens to an execution without another place.
+    pub fn preempt(
+        &mut self,
+        life: &mut Lifecycle,
+        lacking: Option<&[ExecutionId]>,
+        park: impl Fn(&mut Lifecycle, GivesWay, Cause),
+    ) {
+        let now = life.now;
+        let due = now.mono.since(self.reviewed) >= life.config.preempt_review_ms;
+        let nobody = life.waiting.is_empty() && life.leading().is_none();
+        if !due || nobody || life.config.discipline == Discipline::Fifo {
             return;
         }
-        self.share.reviewed = now.mono;
-        self.life.waiting.age(&self.life.config, now.mono);
-        self.forget_vain_orders();
-        let contenders = self.contenders();
-        if contenders.is_empty() && self.life.leading().is_none() {
+        self.reviewed = now.mono;
+        life.waiting.age(&life.config, now.mono);
+        self.forget_vain_orders(life);
+        let contenders = self.contenders(life);
+        if contenders.is_empty() && life.leading().is_none() {
             return;
         }
-        let mut victims = self.victims();
+        let mut victims = self.victims(life);
         for contender in contenders {
-            let Some(chosen) = self.choose_victim(&contender, &victims) else {
+            let Some(chosen) = self.choose_victim(life, &contender, &victims) else {
                 continue;
             };
-            let reason = self.reason(&contender, &chosen, &victims);
+            let reason = self.reason(life, &contender, &chosen, &victims);
             let victim = victims.swap_remove(chosen.at);
-            self.give_way(victim, &contender, chosen.rule, reason);
+            let why = (chosen.rule, reason);
+            self.give_way(life, victim, &contender, why, &park);
         }
-        self.preempt_for_gang(&mut victims);
+        if let Some(lacking) = lacking {
+            self.preempt_for_gang(life, lacking, victims, &park);
+        }
     }
 
     /// Drops orders without effect. The holder may have received an order without an answer. As
     /// long as it is left alone, no other execution is preempted in its place.
-    fn forget_vain_orders(&mut self) {
-        let now = self.life.now;
-        let cluster = self.life.cluster();
-        self.share.asking.retain(|by, (victim, _)| {
+    fn forget_vain_orders(&mut self, life: &mut Lifecycle) {
+        let now = life.now;
+        let cluster = life.cluster();
+        self.asking.retain(|by, (victim, _)| {
             cluster
                 .execution(*victim)
                 .is_some_and(|e| match e.order().map(|o| &o.cause) {
@@ -113,51 +91,51 @@ impl Policy {
         });
     }
 
-    pub(crate) fn slack_ms(
+    pub(super) fn slack_ms(
         &self,
+        life: &Lifecycle,
         profile: &Profile,
         e: &crate::lifecycle::cluster::Execution,
     ) -> Option<i64> {
-        let now = self.life.now;
-        let deadline = order::deadline(&self.life.config, profile, e.submitted_at);
+        let now = life.now;
+        let deadline = order::deadline(&life.config, profile, e.submitted_at);
         let rest = order::rest_ms(profile, e.attained_ms(now.mono));
         let rest = i64::try_from(rest).unwrap_or(i64::MAX);
         (deadline < NEVER).then(|| deadline.millis() - now.wall.millis() - rest)
     }
 
     /// The first executions that lack only a place and for which this replica acts.
-    fn contenders(&mut self) -> Vec<Contender> {
-        let profiles: Vec<_> = self.life.waiting.profiles().take(WINDOW).collect();
+    fn contenders(&mut self, life: &mut Lifecycle) -> Vec<Contender> {
+        let profiles: Vec<_> = life.waiting.profiles().take(WINDOW).collect();
         let mut possible = std::collections::BTreeSet::new();
         for profile in profiles {
-            if self.life.is_only_full(profile) {
+            if life.is_only_full(profile) {
                 possible.insert(profile);
             }
         }
         let skip = |profile| !possible.contains(&profile);
-        let ids = self.life.first_waiting(CONTENDERS, skip, |id| {
-            self.share.asking.contains_key(&id)
-                || self.life.promised.contains_key(&id)
-                || !self.life.is_mine(id)
+        let ids = life.first_waiting(CONTENDERS, skip, |id| {
+            self.asking.contains_key(&id) || life.promised.contains_key(&id) || !life.is_mine(id)
         });
         let contender = |id| {
-            let (waiter, effective) = self.life.waiting.get(id)?;
-            self.contender(id, waiter, effective)
+            let (waiter, effective) = life.waiting.get(id)?;
+            self.contender(life, id, waiter, effective)
         };
         ids.into_iter().filter_map(contender).collect()
     }
 
     /// A waiting, or preempted and parked, execution as a contender.
-    pub(crate) fn contender(
+    pub(super) fn contender(
         &self,
+        life: &Lifecycle,
         id: ExecutionId,
         waiter: Waiter,
         effective: i32,
     ) -> Option<Contender> {
-        let now = self.life.now;
-        let e = self.life.cluster().execution(id)?;
-        let profile = self.life.cluster().profiles.get(e.profile)?;
-        let fresh = self.life.steps_back_for(e).is_some();
+        let now = life.now;
+        let e = life.cluster().execution(id)?;
+        let profile = life.cluster().profiles.get(e.profile)?;
+        let fresh = life.steps_back_for(e).is_some();
         let waits = e.stage == Stage::Pending || e.is_aside() && e.order().is_none();
         (waits && !e.is_appending() && !fresh).then(|| Contender {
             id,
@@ -166,50 +144,51 @@ impl Policy {
             effective,
             deadline: waiter.rank.deadline,
             // Its attained service, independent of its rank.
-            level: order::level(&self.life.config, profile, e.attained_ms(now.mono)),
+            level: order::level(&life.config, profile, e.attained_ms(now.mono)),
             rest_ms: order::rest_ms(profile, e.attained_ms(now.mono)),
-            slack_ms: self.slack_ms(profile, e),
+            slack_ms: self.slack_ms(life, profile, e),
         })
     }
 
-    pub(crate) fn give_way(
+    fn give_way(
         &mut self,
+        life: &mut Lifecycle,
         victim: Victim,
         contender: &Contender,
-        rule: Rule,
-        reason: String,
+        (rule, reason): (Rule, String),
+        park: &impl Fn(&mut Lifecycle, GivesWay, Cause),
     ) {
-        let now = self.life.now;
+        let now = life.now;
         let cause = Cause::Preempted {
             rule,
             by: Some(contender.id),
             reason,
         };
         let asked = (victim.id, now.mono);
-        self.share.asking.insert(contender.id, asked);
+        self.asking.insert(contender.id, asked);
         // The victim must not move to a place that is reserved for a gang.
-        let first = self.life.leading();
+        let first = life.leading();
         let first = first.filter(|f| f.keeps || f.members.contains(&contender.id));
         let kept = first.map(|first| Arc::clone(&first.places));
-        let node = self.life.cluster().node(victim.node).id.clone();
+        let node = life.cluster().node(victim.node).id.clone();
         let note = format!(
             "{} on {node} gives way to it at its next boundary",
             victim.id
         );
-        self.life.note(contender.id, note);
+        life.note(contender.id, note);
         // If only its device is wanted, another device of the same node will do.
-        let node = self.life.cluster().node(victim.node);
+        let node = life.cluster().node(victim.node);
         let leaving = match victim.claim.device() {
             Some(device) if node.held() < node.slots() => Leaving::Place(victim.node, Some(device)),
             _ => Leaving::Node(victim.node),
         };
-        let ask = self.life.cluster().execution(victim.id).map(|e| {
+        let ask = life.cluster().execution(victim.id).map(|e| {
             let ask = Ask { kept, ..Ask::of(e) };
             ask.leaves(Some(leaving))
         });
-        let elsewhere = ask.and_then(|ask| self.life.choose(&ask));
+        let elsewhere = ask.and_then(|ask| life.choose(&ask));
         match elsewhere {
-            Some(choice) => self.life.order_yield_to(victim.id, choice, cause, None),
+            Some(choice) => life.order_yield_to(victim.id, choice, cause, None),
             None => {
                 let gives = GivesWay {
                     id: victim.id,
@@ -217,67 +196,67 @@ impl Policy {
                     to: contender.id,
                     rest_ms: contender.rest_ms,
                 };
-                parking::park_for(&mut self.life, gives, cause);
+                park(life, gives, cause);
             }
         }
     }
 
     /// Preempts executions for the leading gang: one for each missing place, or none at all.
-    pub(crate) fn preempt_for_gang(&mut self, victims: &mut Vec<Victim>) {
-        let now = self.life.now;
-        let Some(leading) = self.life.leading() else {
+    fn preempt_for_gang(
+        &mut self,
+        life: &mut Lifecycle,
+        lacking: &[ExecutionId],
+        mut left: Vec<Victim>,
+        park: &impl Fn(&mut Lifecycle, GivesWay, Cause),
+    ) {
+        let now = life.now;
+        let Some(leading) = life.leading() else {
             return;
         };
         let (members, key) = (leading.members.clone(), leading.key.clone());
         let effective = leading.turn.effective;
-        // The replica that holds the reservations of all members acts, whichever is preferred now.
-        if !members
-            .iter()
-            .all(|id| self.quotas.is_admitted(&self.life, *id))
-        {
-            return;
-        }
-        let lacking = self.gangs.lacking(&self.life).unwrap_or_default();
-        let free = self.unasked(&members, lacking);
+        let free = self.unasked(life, &members, lacking);
         let lacks = free.len();
         let mut chosen = Vec::new();
-        let mut left: Vec<Victim> = std::mem::take(victims);
         for id in free {
-            let waiter = self.life.waiter_of(id);
-            let contender = waiter.and_then(|w| self.contender(id, w, effective));
+            let waiter = life.waiter_of(id);
+            let contender = waiter.and_then(|w| self.contender(life, id, w, effective));
             let Some(contender) = contender else {
                 break;
             };
-            let Some(chose) = self.choose_victim(&contender, &left) else {
+            let Some(chose) = self.choose_victim(life, &contender, &left) else {
                 break;
             };
-            let reason = self.reason(&contender, &chose, &left);
+            let reason = self.reason(life, &contender, &chose, &left);
             let victim = left.swap_remove(chose.at);
             // The next choice must see this one. It is undone below if there are too few victims.
-            self.share.asking.insert(id, (victim.id, now.mono));
+            self.asking.insert(id, (victim.id, now.mono));
             chosen.push((contender, victim, chose.rule, reason));
         }
         let enough = chosen.len() == lacks;
         for (contender, victim, rule, reason) in chosen {
             if enough {
                 let reason = format!("{reason}; for the gang {} of {}", key.1, members.len());
-                self.give_way(victim, &contender, rule, reason);
+                self.give_way(life, victim, &contender, (rule, reason), park);
             } else {
-                self.share.asking.remove(&contender.id);
-                left.push(victim);
+                self.asking.remove(&contender.id);
             }
         }
-        *victims = left;
         if enough && lacks > 0 {
-            self.life.keep_for_leading();
+            life.keep_for_leading();
         }
     }
 
     /// Members without a place for which no execution has been asked to yield. Members of one
     /// profile share the places that were asked for.
-    fn unasked(&self, members: &[ExecutionId], lacking: &[ExecutionId]) -> Vec<ExecutionId> {
-        let profile = |id: &ExecutionId| self.life.cluster().execution(*id).map(|e| e.profile);
-        let asks = |id: &&ExecutionId| self.share.asking.contains_key(*id);
+    fn unasked(
+        &self,
+        life: &Lifecycle,
+        members: &[ExecutionId],
+        lacking: &[ExecutionId],
+    ) -> Vec<ExecutionId> {
+        let profile = |id: &ExecutionId| life.cluster().execution(*id).map(|e| e.profile);
+        let asks = |id: &&ExecutionId| self.asking.contains_key(*id);
         let mut lacks: BTreeMap<Option<ProfileIx>, usize> = BTreeMap::new();
         for id in lacking {
             *lacks.entry(profile(id)).or_default() += 1;

@@ -11,8 +11,9 @@ use std::sync::Arc;
 use fiec_schemas::scheduling::Rule;
 use fiec_schemas::{ExecutionId, Timestamp};
 
+use super::Sharing;
 use super::preempting::Contender;
-use crate::engine::Policy;
+use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::places::Claim;
 use crate::lifecycle::cluster::tenants::TenantIx;
 use crate::lifecycle::cluster::{NodeIx, Presence, Stage};
@@ -24,12 +25,12 @@ use crate::time::Millis;
 use crate::time::seconds;
 
 /// Most running executions that one round reads.
-pub(crate) const WINDOW: usize = 1_024;
+pub(super) const WINDOW: usize = 1_024;
 /// Most spared executions that a reason names.
 const NAMED: usize = 3;
 
 /// A running execution that may be preempted.
-pub(crate) struct Victim {
+pub(super) struct Victim {
     pub id: ExecutionId,
     pub node: NodeIx,
     pub claim: Claim,
@@ -43,7 +44,7 @@ pub(crate) struct Victim {
 }
 
 /// The result of a choice.
-pub(crate) struct Chosen {
+pub(super) struct Chosen {
     /// Index into the candidates.
     pub at: usize,
     pub rule: Rule,
@@ -57,20 +58,19 @@ pub(crate) struct Chosen {
 
 /// Tenants' holdings after all pending orders are obeyed.
 struct Holdings<'a> {
-    policy: &'a Policy,
+    life: &'a Lifecycle,
     changes: Vec<(TenantIx, f64)>,
 }
 
 impl Holdings<'_> {
     fn held(&self, tenant: TenantIx) -> f64 {
         let coming = self.changes.iter().filter(|(t, _)| *t == tenant);
-        f64::from(self.policy.life.cluster().tenants.held(tenant))
-            + coming.map(|(_, n)| n).sum::<f64>()
+        f64::from(self.life.cluster().tenants.held(tenant)) + coming.map(|(_, n)| n).sum::<f64>()
     }
 
     fn fair(&self, tenant: TenantIx) -> f64 {
-        let waits = |ix| self.policy.life.waiting.of_tenant(ix) > 0;
-        self.policy.life.cluster().tenants.fair(tenant, waits)
+        let waits = |ix| self.life.waiting.of_tenant(ix) > 0;
+        self.life.cluster().tenants.fair(tenant, waits)
     }
 
     /// True if one more execution stays within the tenant's share.
@@ -84,11 +84,11 @@ impl Holdings<'_> {
     }
 }
 
-impl Policy {
+impl Sharing {
     /// Running executions that may be moved and have run for long enough, a window at a time.
-    pub(crate) fn victims(&mut self) -> Vec<Victim> {
-        let nodes = self.life.cluster().keys();
-        let next = |ix: &NodeIx| Some(*ix) > self.share.window;
+    pub(super) fn victims(&mut self, life: &mut Lifecycle) -> Vec<Victim> {
+        let nodes = life.cluster().keys();
+        let next = |ix: &NodeIx| Some(*ix) > self.window;
         let first = nodes.iter().position(next).unwrap_or(0);
         let (before, after) = nodes.split_at(first);
         let mut looked = 0;
@@ -97,22 +97,26 @@ impl Policy {
             if looked >= WINDOW {
                 break;
             }
-            let node = self.life.cluster().node(ix);
+            let node = life.cluster().node(ix);
             looked += node.holds.len();
             if looked >= WINDOW {
-                self.share.window = Some(ix);
+                self.window = Some(ix);
             }
             if node.presence != Presence::Up || node.is_draining() || node.flags.cordoned {
                 continue;
             }
-            victims.extend(node.holds.iter().filter_map(|id| self.victim(*id, ix)));
+            victims.extend(
+                node.holds
+                    .iter()
+                    .filter_map(|id| self.victim(life, *id, ix)),
+            );
         }
         victims
     }
 
-    fn victim(&self, id: ExecutionId, node: NodeIx) -> Option<Victim> {
-        let now = self.life.now;
-        let e = self.life.cluster().execution(id)?;
+    fn victim(&self, life: &Lifecycle, id: ExecutionId, node: NodeIx) -> Option<Victim> {
+        let now = life.now;
+        let e = life.cluster().execution(id)?;
         let free = matches!(e.stage, Stage::Started(..))
             && !e.is_appending()
             && e.order().is_none()
@@ -121,16 +125,16 @@ impl Policy {
         if !free {
             return None;
         }
-        let profile = self.life.cluster().profiles.get(e.profile)?;
-        let rhythm = self.life.rhythms.get(&id);
-        let regret = Regret::of(e, rhythm, &self.life.take_up, now.mono);
+        let profile = life.cluster().profiles.get(e.profile)?;
+        let rhythm = life.rhythms.get(&id);
+        let regret = Regret::of(e, rhythm, &life.take_up, now.mono);
         let runs_ms = now.mono.since(e.since);
-        let residency = match self.life.config.discipline {
-            Discipline::Shared => residency_ms(&self.life.config, regret.move_ms),
-            _ => self.life.config.preempt_residency_ms,
+        let residency = match life.config.discipline {
+            Discipline::Shared => residency_ms(&life.config, regret.move_ms),
+            _ => life.config.preempt_residency_ms,
         };
-        let tenant = match self.life.config.discipline {
-            Discipline::Shared => self.life.cluster().tenants.find(&e.tenant)?,
+        let tenant = match life.config.discipline {
+            Discipline::Shared => life.cluster().tenants.find(&e.tenant)?,
             _ => TenantIx(0),
         };
         (runs_ms >= residency).then(|| Victim {
@@ -138,24 +142,30 @@ impl Policy {
             node,
             claim: e.claim,
             tenant,
-            priority: order::priority(&self.life.config, profile),
-            deadline: order::deadline(&self.life.config, profile, e.submitted_at),
-            level: order::level(&self.life.config, profile, e.attained_ms(now.mono)),
-            slack_ms: self.slack_ms(profile, e),
+            priority: order::priority(&life.config, profile),
+            deadline: order::deadline(&life.config, profile, e.submitted_at),
+            level: order::level(&life.config, profile, e.attained_ms(now.mono)),
+            slack_ms: self.slack_ms(life, profile, e),
             runs_ms,
             regret,
         })
     }
 
     /// The rule by which a running execution yields to a waiting one, if any.
-    fn rule(&self, holdings: &Holdings<'_>, c: &Contender, v: &Victim) -> Option<Rule> {
-        let now = self.life.now;
-        let slice = self.life.config.slice_ms;
-        let discipline = self.life.config.discipline;
-        if self.life.config.preempt && c.priority > v.priority {
+    fn rule(
+        &self,
+        life: &Lifecycle,
+        holdings: &Holdings<'_>,
+        c: &Contender,
+        v: &Victim,
+    ) -> Option<Rule> {
+        let now = life.now;
+        let slice = life.config.slice_ms;
+        let discipline = life.config.discipline;
+        if life.config.preempt && c.priority > v.priority {
             return Some(Rule::Priority);
         }
-        let shared = discipline == Discipline::Shared && self.life.config.preempt;
+        let shared = discipline == Discipline::Shared && life.config.preempt;
         if shared && c.priority >= v.priority {
             let rest = i64::try_from(c.rest_ms).unwrap_or(i64::MAX);
             let margin = i64::try_from(slice).unwrap_or(i64::MAX);
@@ -168,13 +178,12 @@ impl Policy {
                 return Some(Rule::FairShare);
             }
         }
-        let first = self.life.leading();
+        let first = life.leading();
         let gang = first.filter(|first| first.members.contains(&c.id));
         let waited = |since: Millis| now.mono.since(since) > slice;
         let crowded = match discipline {
             Discipline::Shared => {
-                self.life.waiting.since().is_some_and(waited)
-                    || gang.is_some_and(|g| waited(g.since))
+                life.waiting.since().is_some_and(waited) || gang.is_some_and(|g| waited(g.since))
             }
             Discipline::LeastAttained => true,
             Discipline::Fifo | Discipline::Priority => false,
@@ -183,39 +192,37 @@ impl Policy {
         // time. Otherwise many long executions would swap places with every slice.
         let ahead = (c.deadline, c.level) < (v.deadline, v.level);
         let first = c.priority >= v.priority && ahead
-            || c.effective > v.priority && v.runs_ms >= self.life.config.ageing_ms;
+            || c.effective > v.priority && v.runs_ms >= life.config.ageing_ms;
         let fair = c.tenant == v.tenant || holdings.may_have(c.tenant);
-        (self.life.config.slicing && crowded && v.runs_ms >= slice && first && fair)
+        (life.config.slicing && crowded && v.runs_ms >= slice && first && fair)
             .then_some(Rule::TimeSlice)
     }
 
     /// Chooses the lowest priority, then the least regret, among those whose place would do.
-    pub(crate) fn choose_victim(
+    pub(super) fn choose_victim(
         &mut self,
+        life: &mut Lifecycle,
         contender: &Contender,
         victims: &[Victim],
     ) -> Option<Chosen> {
-        let e = self.life.cluster().execution(contender.id)?;
+        let e = life.cluster().execution(contender.id)?;
         let (profile, here) = (e.profile, e.stage.node());
         let nodes = victims.iter().map(|v| v.node);
-        let could = self.life.could_be(profile, nodes);
+        let could = life.could_be(profile, nodes);
         let mut changes = Vec::new();
-        for (by, (victim, _)) in &self.share.asking {
+        for (by, (victim, _)) in &self.asking {
             let tenant = |id| {
-                let e = self.life.cluster().execution(id)?;
-                self.life.cluster().tenants.find(&e.tenant)
+                let e = life.cluster().execution(id)?;
+                life.cluster().tenants.find(&e.tenant)
             };
             changes.extend(tenant(*by).map(|t| (t, 1.0)));
             changes.extend(tenant(*victim).map(|t| (t, -1.0)));
         }
-        let holdings = Holdings {
-            policy: self,
-            changes,
-        };
+        let holdings = Holdings { life, changes };
         let mut found: Vec<_> = victims
             .iter()
             .enumerate()
-            .filter_map(|(at, v)| Some((at, self.rule(&holdings, contender, v)?)))
+            .filter_map(|(at, v)| Some((at, self.rule(life, &holdings, contender, v)?)))
             .collect();
         found.sort_by(|(a, _), (b, _)| {
             let (a, b) = (&victims[*a], &victims[*b]);
@@ -226,14 +233,14 @@ impl Policy {
                 .then(b.id.cmp(&a.id))
         });
         // Places that are reserved for a gang are not available, even after a preemption.
-        let kept = self.life.kept_from(contender.id);
+        let kept = life.kept_from(contender.id);
         let mut asked = BTreeMap::new();
         let would_do = |(at, _): &(usize, Rule)| {
             let Victim { node, claim, .. } = victims[*at];
             let asks = could[*at] || here == Some(node);
             asks && *asked
                 .entry((node, claim))
-                .or_insert_with(|| self.would_serve(contender.id, (node, claim), &kept))
+                .or_insert_with(|| self.would_serve(life, contender.id, (node, claim), &kept))
         };
         let in_vain = found.iter().position(would_do)?;
         let rest = &found[in_vain + 1..];
@@ -249,14 +256,15 @@ impl Policy {
     /// True if a waiting execution could run on a node on which this claim and a slot become free.
     fn would_serve(
         &self,
+        life: &Lifecycle,
         id: ExecutionId,
         (node, claim): (NodeIx, Claim),
         kept: &Option<Arc<KeptPlaces>>,
     ) -> bool {
-        let Some(e) = self.life.cluster().execution(id) else {
+        let Some(e) = life.cluster().execution(id) else {
             return false;
         };
-        if e.stage.node() == Some(node) && self.life.goes_on_here(id, Some(claim), kept) {
+        if e.stage.node() == Some(node) && life.goes_on_here(id, Some(claim), kept) {
             // It was parked there, and lacks only a slot or its device.
             return true;
         }
@@ -265,11 +273,17 @@ impl Policy {
             kept: kept.clone(),
             ..Ask::of(e)
         };
-        self.life.would_do(&ask, node)
+        life.would_do(&ask, node)
     }
 
     /// The reason in words.
-    pub(crate) fn reason(&self, c: &Contender, chosen: &Chosen, victims: &[Victim]) -> String {
+    pub(super) fn reason(
+        &self,
+        life: &Lifecycle,
+        c: &Contender,
+        chosen: &Chosen,
+        victims: &[Victim],
+    ) -> String {
         let v = &victims[chosen.at];
         let why = match chosen.rule {
             Rule::Priority => format!(
@@ -284,10 +298,10 @@ impl Policy {
             Rule::FairShare => format!(
                 "{} waits, whose tenant {} holds {} places, and this one's tenant {} holds {}",
                 c.id,
-                self.life.cluster().tenants.name(c.tenant),
-                self.life.cluster().tenants.held(c.tenant),
-                self.life.cluster().tenants.name(v.tenant),
-                self.life.cluster().tenants.held(v.tenant)
+                life.cluster().tenants.name(c.tenant),
+                life.cluster().tenants.held(c.tenant),
+                life.cluster().tenants.name(v.tenant),
+                life.cluster().tenants.held(v.tenant)
             ),
             Rule::TimeSlice => format!(
                 "{} waits at service level {} and priority {}, and this one has run here for {} \
