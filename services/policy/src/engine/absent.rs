@@ -44,6 +44,6 @@ impl Policy {
         gone && !word
             && !node.is_used()
             && now.since(node.heard) >= self.life.config.forget_ms
-            && !self.verification.names(ix)
+            && !self.machines.verification.names(ix)
     }
 }

@@ -4,18 +4,67 @@
 
 use fiec_schemas::{BatchId, ExecutionId, PhaseKind, Tenant};
 
-use super::Policy;
+use super::machines::Machines;
 use crate::fate::Fate;
 use crate::gangs::{Gangs, Members};
 use crate::lifecycle::Lifecycle;
 use crate::lifecycle::bonds::{BondSpec, Bonds};
 use crate::lifecycle::cluster::Stage;
 use crate::lifecycle::cluster::profile::ProfileIx;
+use crate::parking;
 use crate::prerequisites::Prerequisites;
 use crate::quotas::{Quotas, Sets};
 use crate::sharing::Sharing;
+use crate::spreading::Claims;
 
-impl Policy {
+impl Machines {
+    /// Queues an execution for a binding, if it lacks only a place.
+    pub(crate) fn wait(&mut self, life: &mut Lifecycle, id: ExecutionId) {
+        if self.may_wait(life, id) {
+            life.queue_up(id);
+        }
+    }
+
+    pub(crate) fn let_ranges_grow(&mut self, life: &mut Lifecycle) {
+        for root in self.ranges.review(life) {
+            let Some(one) = self.ranges.candidate(life, root) else {
+                continue;
+            };
+            let claims = Claims {
+                gang_gathers: self.gangs.gathers(life),
+                denied: self.quotas.denies_one_more(life, one.id),
+            };
+            self.ranges.grow(life, root, one, claims);
+        }
+    }
+
+    pub(crate) fn preempt(&mut self, life: &mut Lifecycle) {
+        // The replica that holds the reservations of all members acts, whichever is preferred now.
+        let admitted = |id: &ExecutionId| self.quotas.is_admitted(life, *id);
+        let leading = life.leading();
+        let leading = leading.filter(|leading| leading.members.iter().all(admitted));
+        let lacking = leading.and_then(|_| self.gangs.lacking(life));
+        self.sharing.preempt(life, lacking, parking::park_for);
+    }
+
+    /// An execution has yielded to this one, which is bound next.
+    pub(crate) fn gave_way(&mut self, life: &mut Lifecycle, by: ExecutionId) {
+        self.sharing.obeyed(by);
+        life.promise(by);
+        self.gangs.hurry(life, by);
+    }
+
+    /// Queues those of these executions that may wait for a place again.
+    pub(crate) fn wait_again(
+        &mut self,
+        life: &mut Lifecycle,
+        ids: impl IntoIterator<Item = ExecutionId>,
+    ) {
+        for id in ids {
+            self.wait_if_pending(life, id);
+        }
+    }
+
     /// True for a new execution that must not be bound by its first message.
     pub(crate) fn begins_held(&self, tenant: &Tenant, spec: Option<&BondSpec>) -> bool {
         let batch = |name| BatchId::from_client(tenant, name);
@@ -27,25 +76,25 @@ impl Policy {
             })
     }
 
-    pub(crate) fn wait_if_pending(&mut self, id: ExecutionId) {
-        let pending = self.life.cluster().execution(id);
+    pub(crate) fn wait_if_pending(&mut self, life: &mut Lifecycle, id: ExecutionId) {
+        let pending = life.cluster().execution(id);
         if pending.is_some_and(|e| e.stage == Stage::Pending && !e.is_appending()) {
-            self.wait(id);
+            self.wait(life, id);
         }
     }
 
     /// True if no execution is held back and no tenant has limits.
-    pub(crate) fn is_unbound(&self) -> bool {
-        self.life.all_bonds().len() == 0 && self.quotas.is_idle()
+    pub(crate) fn is_unbound(&self, life: &Lifecycle) -> bool {
+        life.all_bonds().len() == 0 && self.quotas.is_idle()
     }
 
     /// True if the execution lacks only a place. If it lacks a reservation, this requests one.
-    pub(crate) fn may_wait(&mut self, id: ExecutionId) -> bool {
+    pub(crate) fn may_wait(&mut self, life: &mut Lifecycle, id: ExecutionId) -> bool {
         if self.ranges.awaits_parts(id) {
             return false;
         }
-        let pending = self.life.cluster().execution(id);
-        if self.is_unbound() || pending.is_none_or(|e| e.stage != Stage::Pending) {
+        let pending = life.cluster().execution(id);
+        if self.is_unbound(life) || pending.is_none_or(|e| e.stage != Stage::Pending) {
             return true;
         }
         // Its holds and its reservation are not known yet.
@@ -55,16 +104,17 @@ impl Policy {
         if !self.prerequisites.is_free(id) {
             return false;
         }
-        if self.gangs.holds_back(&mut self.life, id) {
+        if self.gangs.holds_back(life, id) {
             return false;
         }
-        self.quotas.admit(&mut self.life, id)
+        self.quotas.admit(life, id)
     }
 
     /// Stores what a new execution says of others. `bound`: it was bound before, so its dependencies have
     /// ended.
     pub(crate) fn note_bonds(
         &mut self,
+        life: &mut Lifecycle,
         id: ExecutionId,
         tenant: &Tenant,
         spec: Option<BondSpec>,
@@ -80,46 +130,46 @@ impl Policy {
             at_once: spec.at_once,
             gang: spec.gang,
         };
-        self.life.note_bonds(id, bonds);
-        self.quotas.join(&self.life, id);
-        self.life.changed().holds = true;
+        life.note_bonds(id, bonds);
+        self.quotas.join(life, id);
+        life.changed().holds = true;
         if !bound {
-            self.prerequisites.join(&self.life, id, tenant, &after);
+            self.prerequisites.join(life, id, tenant, &after);
         }
-        self.gangs.join(&mut self.life, id);
+        self.gangs.join(life, id);
     }
 
     /// Forgets what an execution says of others that no longer lives.
-    pub(crate) fn forget_bonds(&mut self, id: ExecutionId) {
-        if !self.life.knows(id) || self.is_unbound() {
+    pub(crate) fn forget_bonds(&mut self, life: &mut Lifecycle, id: ExecutionId) {
+        if !life.knows(id) || self.is_unbound(life) {
             return;
         }
-        self.gangs.forget(&mut self.life, id);
+        self.gangs.forget(life, id);
         self.prerequisites.forget(id);
-        self.quotas.forget(&mut self.life, id);
-        self.life.forget_bonds(id);
+        self.quotas.forget(life, id);
+        life.forget_bonds(id);
     }
 
     /// Handles the end of an execution, as its ledger says.
-    pub(crate) fn note_end(&mut self, id: ExecutionId, phase: PhaseKind) {
+    pub(crate) fn note_end(&mut self, life: &mut Lifecycle, id: ExecutionId, phase: PhaseKind) {
         if let Some(fate) = Fate::of(phase)
-            && !self.is_unbound()
+            && !self.is_unbound(life)
         {
-            let free = self.prerequisites.ended(&mut self.life, id, fate);
-            self.wait_again(free);
+            let free = self.prerequisites.ended(life, id, fate);
+            self.wait_again(life, free);
         }
     }
 
     /// For people: why an execution may not be bound now, independent of room.
-    pub(crate) fn held_in_words(&self, id: ExecutionId) -> Option<String> {
-        let e = self.life.cluster().execution(id)?;
+    pub(crate) fn held_in_words(&self, life: &Lifecycle, id: ExecutionId) -> Option<String> {
+        let e = life.cluster().execution(id)?;
         if e.stage != Stage::Pending {
             return None;
         }
-        if let Some(words) = self.ranges.parts_in_words(&self.life, id) {
+        if let Some(words) = self.ranges.parts_in_words(life, id) {
             return Some(words);
         }
-        if let Some(words) = self.prerequisites.in_words(&self.life, id) {
+        if let Some(words) = self.prerequisites.in_words(life, id) {
             return Some(words);
         }
         let prerequisites = &self.prerequisites;
@@ -127,38 +177,36 @@ impl Policy {
             prerequisites,
             gangs: &self.gangs,
         };
-        let unreserved = |id| self.quotas.in_words(&self.life, id, &sets);
+        let unreserved = |id| self.quotas.in_words(life, id, &sets);
         let members = OfMembers {
             prerequisites,
             quotas: &self.quotas,
             sharing: &self.sharing,
         };
         self.gangs
-            .in_words(&self.life, id, &members, unreserved)
+            .in_words(life, id, &members, unreserved)
             .or_else(|| unreserved(id))
-            .or_else(|| self.life.kept_in_words(id))
+            .or_else(|| life.kept_in_words(id))
     }
 
     /// For people: what would let it be bound.
-    pub(crate) fn help_for_held(&self, id: ExecutionId) -> Vec<String> {
-        let Some(e) = self.life.cluster().execution(id) else {
+    pub(crate) fn help_for_held(&self, life: &Lifecycle, id: ExecutionId) -> Vec<String> {
+        let Some(e) = life.cluster().execution(id) else {
             return Vec::new();
         };
         if let Some(help) = self.ranges.help_for_parts(id) {
             return vec![help];
         }
-        let bonds = self.life.bonds(id);
+        let bonds = life.bonds(id);
         let batch = bonds.and_then(|bonds| bonds.batch);
         let is_free = self.prerequisites.is_free(id);
         let help = match self.prerequisites.help(id) {
             None if !is_free => return Vec::new(),
             Some(help) if !is_free => help,
-            _ if bonds.is_some_and(|b| b.gang.is_some())
-                && !self.gangs.is_alone(&self.life, id) =>
-            {
+            _ if bonds.is_some_and(|b| b.gang.is_some()) && !self.gangs.is_alone(life, id) => {
                 "all members of its gang being ready, and room for all of them at once".to_owned()
             }
-            _ if self.quotas.is_admitted(&self.life, id) => {
+            _ if self.quotas.is_admitted(life, id) => {
                 "that gang having started, or more nodes".to_owned()
             }
             _ if self.quotas.at_once(batch).is_some() => {
@@ -173,8 +221,8 @@ impl Policy {
     }
 
     /// Acts on changes of what executions wait for apart from places.
-    pub(crate) fn act_on_admission(&mut self) {
-        if self.is_unbound() {
+    pub(crate) fn act_on_admission(&mut self, life: &mut Lifecycle) {
+        if self.is_unbound(life) {
             return;
         }
         let members = OfMembers {
@@ -182,46 +230,46 @@ impl Policy {
             quotas: &self.quotas,
             sharing: &self.sharing,
         };
-        self.gangs.choose_leading(&mut self.life, &members);
-        let sweep = self.sweep();
-        if !std::mem::take(&mut self.life.changed().holds) && !sweep {
+        self.gangs.choose_leading(life, &members);
+        let sweep = self.sweep(life);
+        if !std::mem::take(&mut life.changed().holds) && !sweep {
             return;
         }
         let quotas = &self.quotas;
         let reserved_by = |id| quotas.tenant_of(id).cloned();
-        self.prerequisites.act(&mut self.life, reserved_by);
+        self.prerequisites.act(life, reserved_by);
         let members = OfMembers {
             prerequisites: &self.prerequisites,
             quotas: &self.quotas,
             sharing: &self.sharing,
         };
-        let round = self.gangs.act(&mut self.life, &members);
+        let round = self.gangs.act(life, &members);
         for id in round.unreserved {
-            self.quotas.admit(&mut self.life, id);
+            self.quotas.admit(life, id);
         }
-        self.wait_again(round.alone);
+        self.wait_again(life, round.alone);
         let sets = OfReservations {
             prerequisites: &self.prerequisites,
             gangs: &self.gangs,
         };
-        let stale = self.quotas.ask(&mut self.life, &sets);
-        self.wait_again(stale);
+        let stale = self.quotas.ask(life, &sets);
+        self.wait_again(life, stale);
     }
 
     /// Returns true if it was time to look for unused reservations.
-    fn sweep(&mut self) -> bool {
+    fn sweep(&mut self, life: &mut Lifecycle) -> bool {
         let sharing = &self.sharing;
         let asked = |id| sharing.is_yielded_to(id);
-        let Some(swept) = self.quotas.sweep(&mut self.life, asked) else {
+        let Some(swept) = self.quotas.sweep(life, asked) else {
             return false;
         };
         let ranges = &self.ranges;
         let again = swept.requeue.into_iter();
         let again = again.filter(|id| !ranges.awaits_parts(*id));
-        self.quotas.queue_again(&mut self.life, again);
-        let now = self.life.now.mono;
+        self.quotas.queue_again(life, again);
+        let now = life.now.mono;
         self.prerequisites.look_for(now, swept.unknown);
-        self.life.changed().holds |= self.gangs.has_due();
+        life.changed().holds |= self.gangs.has_due();
         true
     }
 }

@@ -25,11 +25,12 @@ impl Policy {
             Phase::Verifying { .. } => Stage::Verifying,
             Phase::Pending => Stage::Pending,
             Phase::Completed | Phase::Failed | Phase::Cancelled | Phase::Returned => {
-                self.note_end(id, phase.kind());
-                let holder = self
-                    .ranges
-                    .ended(&mut self.life, id, None, (phase.kind(), None));
-                self.wait_again(holder);
+                self.machines.note_end(&mut self.life, id, phase.kind());
+                let holder =
+                    self.machines
+                        .ranges
+                        .ended(&mut self.life, id, None, (phase.kind(), None));
+                self.machines.wait_again(&mut self.life, holder);
                 self.forget(id);
                 return;
             }
@@ -50,17 +51,17 @@ impl Policy {
             moved,
         };
         self.life.settle(id, settled);
-        self.sharing.note_deadline(&self.life, id);
+        self.machines.sharing.note_deadline(&self.life, id);
         match stage {
             Stage::Bound(..) => {
                 self.life.settle_binding(id, moved);
                 self.life.stop_waiting(id);
-                let alone = self.gangs.hear(&mut self.life, id);
-                self.wait_again(alone);
+                let alone = self.machines.gangs.hear(&mut self.life, id);
+                self.machines.wait_again(&mut self.life, alone);
                 let due = now.mono.plus(self.life.balance_check());
                 self.life.set_due(id, due);
             }
-            Stage::Pending => self.wait(id),
+            Stage::Pending => self.machines.wait(&mut self.life, id),
             Stage::Paused | Stage::Held | Stage::Verifying | Stage::Started(..) => {
                 self.life.stop_waiting(id);
             }

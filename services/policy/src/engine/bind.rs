@@ -88,9 +88,10 @@ impl Policy {
         let profile = self.life.acquire_spec(spec);
         // An execution that waits for others, or needs a reservation, is bound in a later step.
         let hold = BondSpec::of(spec);
-        if self.begins_held(tenant, hold.as_ref()) {
+        if self.machines.begins_held(tenant, hold.as_ref()) {
             self.life.insert_new(id, tenant, profile, submitted_at);
-            self.note_bonds(id, tenant, hold, false);
+            self.machines
+                .note_bonds(&mut self.life, id, tenant, hold, false);
             return Submitted::Append(vec![Event::Submitted]);
         }
         let kept = self.life.kept_from_new(id, tenant, profile, submitted_at);
@@ -121,7 +122,8 @@ impl Policy {
             }
         }
         self.life.insert_new(id, tenant, profile, submitted_at);
-        self.note_bonds(id, tenant, hold, false);
+        self.machines
+            .note_bonds(&mut self.life, id, tenant, hold, false);
         if let Stage::Bound(..) = stage {
             self.life.set_stage(id, stage, claim, now.mono);
         }
@@ -136,8 +138,8 @@ impl Policy {
         if e.is_appending() {
             return Placed::Moot;
         }
-        if e.stage == Stage::Pending && self.sharing.is_late(&self.life, id) {
-            return self.sharing.let_fail(&mut self.life, id);
+        if e.stage == Stage::Pending && self.machines.sharing.is_late(&self.life, id) {
+            return self.machines.sharing.let_fail(&mut self.life, id);
         }
         if let Some(until) = self.life.steps_back_for(e) {
             self.life.set_due(id, until);
@@ -185,7 +187,7 @@ impl Policy {
         if e.profile == ProfileIx::UNKNOWN {
             return Placed::Moot;
         }
-        if e.stage == Stage::Pending && !self.may_wait(id) {
+        if e.stage == Stage::Pending && !self.machines.may_wait(&mut self.life, id) {
             return Placed::Moot;
         }
         if self.life.hold_if_deadly(id, &cause) {
@@ -230,9 +232,12 @@ impl Policy {
         let Some(e) = self.life.cluster().execution(id) else {
             return;
         };
-        if e.stage == Stage::Pending && !self.quotas.is_admitted(&self.life, id) {
+        if e.stage == Stage::Pending && !self.machines.quotas.is_admitted(&self.life, id) {
             if let Some(ticket) = ticket {
-                let words = self.held_in_words(id).unwrap_or_default();
+                let words = self
+                    .machines
+                    .held_in_words(&self.life, id)
+                    .unwrap_or_default();
                 self.life.out.push(Action::Refuse {
                     ticket,
                     refusal: YieldRefusal::Held(words),
@@ -257,7 +262,7 @@ impl Policy {
         match e.stage {
             Stage::Pending => {
                 self.life.set_due(id, self.life.next_chance(id));
-                self.wait(id);
+                self.machines.wait(&mut self.life, id);
             }
             Stage::Paused | Stage::Held | Stage::Verifying => {}
             Stage::Bound(ix, _) => self.sweep_bound(id, ix),
@@ -292,11 +297,11 @@ impl Policy {
         let now = self.life.now;
         if let Some(cause) = self.life.loss(now, id) {
             if self.rebind(id, cause, Some(ix)) == Placed::NoRoom {
-                self.wait(id);
+                self.machines.wait(&mut self.life, id);
             }
             return;
         }
-        if self.gangs.awaits_members(&mut self.life, id) {
+        if self.machines.gangs.awaits_members(&mut self.life, id) {
             return;
         }
         let Some(e) = self.life.cluster().execution(id) else {

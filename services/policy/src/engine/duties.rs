@@ -41,7 +41,7 @@ impl Policy {
     fn standing_of(&self, now: Now, id: ExecutionId, e: &Execution) -> Standing {
         match e.stage {
             Stage::Pending => Standing::Pending {
-                awaits_parts: self.ranges.is_done_but_for_parts(id),
+                awaits_parts: self.machines.ranges.is_done_but_for_parts(id),
             },
             // Seen by the ledger alone, a long fetch is overdue. Here it counts while it moves on.
             Stage::Bound(..) => Standing::Bound {

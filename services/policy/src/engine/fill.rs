@@ -12,13 +12,6 @@ use crate::lifecycle::bind::Placed;
 use crate::lifecycle::queue::Sweep;
 
 impl Policy {
-    /// Queues an execution for a binding, if it lacks only a place.
-    pub(crate) fn wait(&mut self, id: ExecutionId) {
-        if self.may_wait(id) {
-            self.life.queue_up(id);
-        }
-    }
-
     /// Binds waiting executions in order, as far as there is room. If the only change is a new
     /// waiting execution, those that found no place before are not tried again.
     pub(crate) fn fill(&mut self) {

@@ -19,7 +19,7 @@ impl Policy {
         let now = self.life.now;
         let id = view.state.execution;
         if reread {
-            self.verification.reread(id);
+            self.machines.verification.reread(id);
         }
         let writer = self.life.writer(view);
         self.life.hear_writer(writer);
@@ -37,22 +37,24 @@ impl Policy {
         if view.is_terminal() {
             self.life.note_starts(view, (writer, arrived));
             self.life.learn(view);
-            self.verification.drop_kept(&mut self.life, id);
-            self.note_end(id, view.state.phase.is);
+            self.machines.verification.drop_kept(&mut self.life, id);
+            self.machines
+                .note_end(&mut self.life, id, view.state.phase.is);
             let part_of = view.state.spread.as_ref().and_then(|s| s.part_of);
             let end = view.end();
             let why = end.and_then(|e| e.who.as_deref().or(e.reason.as_deref()));
-            let holder = self
-                .ranges
-                .ended(&mut self.life, id, part_of, (view.state.phase.is, why));
-            self.wait_again(holder);
+            let holder =
+                self.machines
+                    .ranges
+                    .ended(&mut self.life, id, part_of, (view.state.phase.is, why));
+            self.machines.wait_again(&mut self.life, holder);
             self.forget(id);
             return;
         }
         if view.event(EventKind::Retried).is_some() && self.life.loaded {
             // It begins anew: also what it waits for is looked up again.
             self.forget(id);
-            self.prerequisites.wakes(id);
+            self.machines.prerequisites.wakes(id);
         }
         let Some((stage, device)) = self.life.stage_of(view, writer) else {
             return;
@@ -92,25 +94,27 @@ impl Policy {
         self.life.note_starts(view, (writer, arrived));
         self.life.note_facts(view, stage, before.map(|(b, _)| b));
         self.life.note_suspect(id);
-        self.ranges.hear(&mut self.life, view);
-        let is_spread = self.ranges.contains(id);
-        self.verification.hear(&mut self.life, view, is_spread);
+        self.machines.ranges.hear(&mut self.life, view);
+        let is_spread = self.machines.ranges.contains(id);
+        self.machines
+            .verification
+            .hear(&mut self.life, view, is_spread);
         self.life.note_pace(view);
         let yielded = view.event(EventKind::Yielded).and_then(|y| y.cause());
         if let Some(Cause::Preempted { rule, by, .. }) = yielded {
             if rule == Rule::Quota {
-                self.quotas.left(&mut self.life, id);
+                self.machines.quotas.left(&mut self.life, id);
             }
             if let Some(by) = by {
-                self.gave_way(by);
+                self.machines.gave_way(&mut self.life, by);
             }
         }
-        self.sharing.note_deadline(&self.life, id);
+        self.machines.sharing.note_deadline(&self.life, id);
         self.schedule(id, stage, view);
         if let Some(parked) = parking::hear(&mut self.life, view) {
-            self.wait(id);
+            self.machines.wait(&mut self.life, id);
             if let Some(by) = parked.by {
-                self.gave_way(by);
+                self.machines.gave_way(&mut self.life, by);
             }
         }
         if view.state.is_adjusted() {
@@ -179,7 +183,8 @@ impl Policy {
         );
         if let Some(tenant) = self.life.tenant(id) {
             let hold = view.state.spec().and_then(BondSpec::read);
-            self.note_bonds(id, &tenant, hold, view.state.epoch > 0);
+            self.machines
+                .note_bonds(&mut self.life, id, &tenant, hold, view.state.epoch > 0);
         }
         true
     }
@@ -213,9 +218,9 @@ impl Policy {
         match stage {
             Stage::Pending => {
                 self.life.set_due(id, self.life.next_chance(id));
-                let alone = self.gangs.hear(&mut self.life, id);
-                self.wait_again(alone);
-                self.wait(id);
+                let alone = self.machines.gangs.hear(&mut self.life, id);
+                self.machines.wait_again(&mut self.life, alone);
+                self.machines.wait(&mut self.life, id);
             }
             Stage::Paused | Stage::Held | Stage::Verifying => {
                 self.life.stop_waiting(id);
@@ -223,8 +228,8 @@ impl Policy {
             }
             Stage::Bound(..) => {
                 self.life.stop_waiting(id);
-                let alone = self.gangs.hear(&mut self.life, id);
-                self.wait_again(alone);
+                let alone = self.machines.gangs.hear(&mut self.life, id);
+                self.machines.wait_again(&mut self.life, alone);
                 // After a change, the capsule that was sent follows an outdated message.
                 let changed = view.event(EventKind::Adjusted).is_some();
                 let handover = view.event(EventKind::Yielded).is_some()
@@ -245,8 +250,8 @@ impl Policy {
             }
             Stage::Started(..) => {
                 self.life.stop_waiting(id);
-                let alone = self.gangs.hear(&mut self.life, id);
-                self.wait_again(alone);
+                let alone = self.machines.gangs.hear(&mut self.life, id);
+                self.machines.wait_again(&mut self.life, alone);
                 let Some(e) = self.life.cluster().execution(id) else {
                     return;
                 };
@@ -277,8 +282,9 @@ impl Policy {
             .map(|e| (e.tenant.clone(), e.epoch > 0))
         {
             // Its holds and its priority were unknown when it was queued, so it is queued again.
-            self.quotas.dequeue(&tenant, id);
-            self.note_bonds(id, &tenant, BondSpec::of(spec), bound);
+            self.machines.quotas.dequeue(&tenant, id);
+            self.machines
+                .note_bonds(&mut self.life, id, &tenant, BondSpec::of(spec), bound);
         }
         let mut profile = Profile::from(spec);
         if let Some(change) = adjusted {
@@ -286,21 +292,21 @@ impl Policy {
         }
         let profile = self.life.acquire(profile);
         if self.life.set_profile(id, profile) == Some((Stage::Pending, false)) {
-            self.wait(id);
+            self.machines.wait(&mut self.life, id);
         }
-        self.sharing.note_deadline(&self.life, id);
+        self.machines.sharing.note_deadline(&self.life, id);
         self.life.claim_anew(id);
     }
 
     /// Removes an execution that has ended, or whose ledger never existed.
     pub(crate) fn forget(&mut self, id: ExecutionId) {
-        self.verification.forget(id);
+        self.machines.verification.forget(id);
         self.life.forget_suspect(id);
         self.life.stop_waiting(id);
-        self.forget_bonds(id);
-        self.sharing.forget(id);
+        self.machines.forget_bonds(&mut self.life, id);
+        self.machines.sharing.forget(id);
         self.life.forget_pace(id);
-        self.ranges.forget(&self.life, id);
+        self.machines.ranges.forget(&self.life, id);
         if self.life.remove(id).is_some() && !self.life.waiting.is_empty() {
             self.life.changed().places = true;
         }

@@ -28,6 +28,7 @@ mod fill;
 mod input;
 mod leaving;
 mod ledger;
+mod machines;
 mod nodes;
 mod offers;
 mod orders;
@@ -41,17 +42,10 @@ mod why;
 use fiec_schemas::{ExecutionId, InstanceId};
 
 use crate::config::Config;
-use crate::gangs::Gangs;
 use crate::lifecycle::Lifecycle;
-use crate::parking::{self, Parking};
-use crate::prerequisites::Prerequisites;
-use crate::quotas::Quotas;
-use crate::reallocation::Reallocation;
+use machines::Machines;
 
-use crate::sharing::Sharing;
-use crate::spreading::{Claims, Ranges};
 use crate::time::{Millis, Now};
-use crate::verification::Verification;
 use crate::view::LedgerView;
 
 pub use action::{Action, Good};
@@ -65,24 +59,10 @@ pub use refusal::{UnknownNode, YieldRefusal};
 pub struct Policy {
     /// Nodes and executions, and what changes them.
     pub(crate) life: Lifecycle,
-    /// Preemption, and deadlines.
-    pub(crate) sharing: Sharing,
-    /// Executions that stay on their node without computing.
-    pub(crate) parking: Parking,
-    /// Moves between devices.
-    pub(crate) reallocation: Reallocation,
-    /// Ranges that several nodes compute.
-    pub(crate) ranges: Ranges,
-    /// Comparisons of what nodes compute.
-    pub(crate) verification: Verification,
+    /// What stands beside the life cycle.
+    pub(crate) machines: Machines,
     /// Reports on waiting executions.
     pub(crate) told: tell::Told,
-    /// How much of a quota is used.
-    pub(crate) quotas: Quotas,
-    /// Executions that start together.
-    pub(crate) gangs: Gangs,
-    /// Executions that wait for others to end.
-    pub(crate) prerequisites: Prerequisites,
 }
 
 impl Policy {
@@ -90,15 +70,8 @@ impl Policy {
     pub fn new(config: Config, own: InstanceId) -> Self {
         Self {
             life: Lifecycle::new(config, own),
-            sharing: Sharing::default(),
-            parking: Parking::default(),
-            reallocation: Reallocation::default(),
-            ranges: Ranges::default(),
-            verification: Verification::new(own),
+            machines: Machines::new(own),
             told: tell::Told::default(),
-            quotas: Quotas::new(own),
-            gangs: Gangs::default(),
-            prerequisites: Prerequisites::default(),
         }
     }
 
@@ -135,18 +108,23 @@ impl Policy {
                 signed,
                 judged,
             } => self
+                .machines
                 .verification
                 .proof(&mut self.life, &node, &signed, judged),
             Input::Quarantine { node, quarantine } => {
-                self.verification
+                self.machines
+                    .verification
                     .quarantine(&mut self.life, &node, quarantine)
             }
-            Input::Verdict { verdict } => self.verification.verdict(&mut self.life, *verdict),
+            Input::Verdict { verdict } => {
+                self.machines.verification.verdict(&mut self.life, *verdict)
+            }
             Input::Recalled {
                 execution,
                 up_to,
                 named,
             } => self
+                .machines
                 .verification
                 .recalled(&mut self.life, execution, (up_to, &named)),
             Input::Vector { vector, age_ms } => self.vector(*vector, age_ms),
@@ -165,20 +143,23 @@ impl Policy {
                 execution,
                 epoch,
                 answer,
-            } => self.ranges.answered(execution, epoch, answer),
+            } => self.machines.ranges.answered(execution, epoch, answer),
             Input::Ended { execution, seen } => {
-                self.quotas.orphan_seen(&mut self.life, execution, seen);
+                self.machines
+                    .quotas
+                    .orphan_seen(&mut self.life, execution, seen);
                 let free = self
+                    .machines
                     .prerequisites
                     .looked_up(&mut self.life, execution, seen);
-                self.wait_again(free);
-                let holder = self.ranges.seen(&mut self.life, execution, seen);
-                self.wait_again(holder);
+                self.machines.wait_again(&mut self.life, free);
+                let holder = self.machines.ranges.seen(&mut self.life, execution, seen);
+                self.machines.wait_again(&mut self.life, holder);
             }
             Input::Aged { up_to } => self.life.keep_aged(up_to),
             Input::Quota { tenant, quota } => {
-                let admitted = self.quotas.set(&mut self.life, &tenant, quota);
-                self.wait_again(admitted);
+                let admitted = self.machines.quotas.set(&mut self.life, &tenant, quota);
+                self.machines.wait_again(&mut self.life, admitted);
             }
             Input::Reserved {
                 tenant,
@@ -186,8 +167,11 @@ impl Policy {
                 answer,
             } => {
                 let table = table.as_ref().map(|(seq, table)| (*seq, &**table));
-                let reserved = self.quotas.reserved(&mut self.life, &tenant, table, answer);
-                self.wait_again(reserved);
+                let reserved =
+                    self.machines
+                        .quotas
+                        .reserved(&mut self.life, &tenant, table, answer);
+                self.machines.wait_again(&mut self.life, reserved);
             }
             Input::Replica { id, leaving } => self.life.replicas.heard(now.mono, id, leaving),
             Input::Yield {
@@ -223,7 +207,7 @@ impl Policy {
         if !self.life.loaded || !self.life.connected || self.life.now.mono < self.life.heal_until {
             return;
         }
-        self.act_on_admission();
+        self.machines.act_on_admission(&mut self.life);
         if self.life.cluster().changed.may_fill() {
             self.fill();
         }
@@ -255,7 +239,7 @@ impl Policy {
         }
         for ix in self.life.cluster().keys() {
             self.look_at_node(ix);
-            self.verification.look_at(&mut self.life, ix);
+            self.machines.verification.look_at(&mut self.life, ix);
         }
         if !self.life.connected || now.mono < self.life.heal_until {
             return;
@@ -269,62 +253,26 @@ impl Policy {
             self.look_at_execution(id);
         }
         self.look_at_absent();
-        self.sharing.fail_late_ones(&mut self.life);
-        let released = self.ranges.settle(&mut self.life);
-        self.wait_again(released);
-        self.let_ranges_grow();
+        self.machines.sharing.fail_late_ones(&mut self.life);
+        let released = self.machines.ranges.settle(&mut self.life);
+        self.machines.wait_again(&mut self.life, released);
+        self.machines.let_ranges_grow(&mut self.life);
         self.serve_waiting();
-        self.quotas.review(&mut self.life);
-        self.preempt();
-        let ranges = &self.ranges;
+        self.machines.quotas.review(&mut self.life);
+        self.machines.preempt(&mut self.life);
+        let ranges = &self.machines.ranges;
         let may_wait = |id| !ranges.awaits_parts(id);
-        self.parking.review(&mut self.life, may_wait);
-        self.reallocation
-            .review(&mut self.life, |life| self.sharing.served(life));
-        self.verification.review(&mut self.life);
+        self.machines.parking.review(&mut self.life, may_wait);
+        self.machines
+            .reallocation
+            .review(&mut self.life, |life| self.machines.sharing.served(life));
+        self.machines.verification.review(&mut self.life);
         self.tell_waiting();
-    }
-
-    fn let_ranges_grow(&mut self) {
-        for root in self.ranges.review(&mut self.life) {
-            let Some(one) = self.ranges.candidate(&self.life, root) else {
-                continue;
-            };
-            let claims = Claims {
-                gang_gathers: self.gangs.gathers(&self.life),
-                denied: self.quotas.denies_one_more(&self.life, one.id),
-            };
-            self.ranges.grow(&mut self.life, root, one, claims);
-        }
-    }
-
-    fn preempt(&mut self) {
-        // The replica that holds the reservations of all members acts, whichever is preferred now.
-        let admitted = |id: &ExecutionId| self.quotas.is_admitted(&self.life, *id);
-        let leading = self.life.leading();
-        let leading = leading.filter(|leading| leading.members.iter().all(admitted));
-        let lacking = leading.and_then(|_| self.gangs.lacking(&self.life));
-        self.sharing
-            .preempt(&mut self.life, lacking, parking::park_for);
-    }
-
-    /// An execution has yielded to this one, which is bound next.
-    pub(crate) fn gave_way(&mut self, by: ExecutionId) {
-        self.sharing.obeyed(by);
-        self.life.promise(by);
-        self.gangs.hurry(&mut self.life, by);
-    }
-
-    /// Queues those of these executions that may wait for a place again.
-    pub(crate) fn wait_again(&mut self, ids: impl IntoIterator<Item = ExecutionId>) {
-        for id in ids {
-            self.wait_if_pending(id);
-        }
     }
 
     /// After a stall or a lost connection of this process, silence of nodes does not count.
     fn start_clocks_anew(&mut self) {
-        self.quotas.distrust();
+        self.machines.quotas.distrust();
         self.life.changed().holds = true;
         self.life.start_clocks_anew();
     }
@@ -334,7 +282,7 @@ impl Policy {
         let now = self.life.now;
         self.life.loaded = true;
         self.life.changed().places = true;
-        self.quotas.begin(now.mono);
+        self.machines.quotas.begin(now.mono);
         self.life.last_tick = Some(now.mono);
         self.start_clocks_anew();
     }

@@ -48,7 +48,7 @@ impl Policy {
         if let Some(cause) = self.life.loss(now, id) {
             let placed = self.rebind(id, cause, Some(ix));
             if placed == Placed::NoRoom {
-                self.wait(id);
+                self.machines.wait(&mut self.life, id);
             }
             return placed;
         }

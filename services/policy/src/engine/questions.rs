@@ -106,7 +106,7 @@ impl Policy {
 
     /// The limit on that number in the tenant's quota, if it has one.
     pub fn waiting_limit(&self, tenant: &Tenant) -> Option<u32> {
-        self.quotas.waiting_limit(tenant)
+        self.machines.quotas.waiting_limit(tenant)
     }
 
     /// Completions since the start. A change means that there may be room again.
@@ -122,12 +122,13 @@ impl Policy {
     /// True if an execution holds, or waits for, something shared: a part of a quota, of a batch's
     /// limit, or a place in a gang.
     pub fn reserves_for(&self, id: ExecutionId) -> bool {
-        self.quotas.reserves(&self.life, id) || self.gangs.withholds(&self.life, id)
+        self.machines.quotas.reserves(&self.life, id)
+            || self.machines.gangs.withholds(&self.life, id)
     }
 
     /// True while the capsule of a binding must wait for the rest of its gang.
     pub fn withholds(&self, id: ExecutionId) -> bool {
-        self.gangs.withholds(&self.life, id)
+        self.machines.gangs.withholds(&self.life, id)
     }
 
     /// The shard from which a node pulls capsules.

@@ -34,7 +34,7 @@ impl Policy {
             return;
         };
         if self.rebind(id, cause, Some(ix)) == Placed::NoRoom {
-            self.wait(id);
+            self.machines.wait(&mut self.life, id);
         }
     }
 }

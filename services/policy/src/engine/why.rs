@@ -30,7 +30,7 @@ impl Policy {
             }
         };
         let waited = now.mono.since(e.since);
-        let held = self.held_in_words(id);
+        let held = self.machines.held_in_words(&self.life, id);
         let mut summary = match e.stage {
             Stage::Pending if e.profile == ProfileIx::UNKNOWN => {
                 "pending: its submission is being fetched".to_owned()
@@ -71,8 +71,8 @@ impl Policy {
                 summary += &format!("; it must be bound anew: {}", cause.in_words());
             }
         }
-        summary += &self.verification.in_words(&self.life, id);
-        summary += &self.ranges.in_words(&self.life, id);
+        summary += &self.machines.verification.in_words(&self.life, id);
+        summary += &self.machines.ranges.in_words(&self.life, id);
         let here = e.stage.node();
         let apart = self.life.apart_from(now, id);
         let ask = Ask {
@@ -106,7 +106,7 @@ impl Policy {
         }
         let noted = e.order().is_none() && e.extra.as_ref().is_some_and(|x| x.note.is_some());
         let would_help = match e.stage {
-            Stage::Pending if held.is_some() => self.help_for_held(id),
+            Stage::Pending if held.is_some() => self.machines.help_for_held(&self.life, id),
             Stage::Pending if review.candidates.is_empty() => {
                 vec!["a worker joining: there is no node at all".to_owned()]
             }
@@ -162,7 +162,10 @@ impl Policy {
 
     /// The reasons to wait other than nodes.
     fn waits_for(&self, id: ExecutionId) -> Vec<String> {
-        self.held_in_words(id).into_iter().collect()
+        self.machines
+            .held_in_words(&self.life, id)
+            .into_iter()
+            .collect()
     }
 
     /// The thresholds that apply to an execution in its place.
