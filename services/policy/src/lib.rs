@@ -26,19 +26,21 @@ mod quotas;
 mod reallocation;
 mod sharing;
 mod spreading;
+mod submission;
 pub mod time;
 pub mod verification;
 pub mod view;
 
 pub use config::Config;
 pub use engine::{
-    Action, ControlOutcome, Duties, Good, Input, Judged, NewExecution, Policy, Remembered,
-    Submitted, Ticket, UnknownNode, YieldRefusal,
+    Action, ControlOutcome, Duties, Good, Input, Judged, Policy, Remembered, Ticket, UnknownNode,
+    YieldRefusal,
 };
 pub use fate::{Fate, Seen};
 pub use lifecycle::cluster::{hysteresis, quick};
 pub use lifecycle::order::Discipline;
 pub use lifecycle::replicas;
+pub use submission::{NewExecution, Submitted};
 pub use time::{Millis, Now};
 pub use view::LedgerView;
 

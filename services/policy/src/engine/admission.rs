@@ -2,15 +2,12 @@
 //! ([`crate::spreading`]), what it waits for has ended ([`crate::prerequisites`]), its gang may start
 //! ([`crate::gangs`]), and it has reserved ([`crate::quotas`]).
 
-use fiec_schemas::{BatchId, ExecutionId, PhaseKind, Tenant};
+use fiec_schemas::{ExecutionId, Tenant};
 
 use super::machines::Machines;
-use crate::fate::Fate;
 use crate::gangs::{Gangs, Members};
 use crate::lifecycle::Lifecycle;
-use crate::lifecycle::bonds::{BondSpec, Bonds};
 use crate::lifecycle::cluster::Stage;
-use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::parking;
 use crate::prerequisites::Prerequisites;
 use crate::quotas::{Quotas, Sets};
@@ -18,13 +15,6 @@ use crate::sharing::Sharing;
 use crate::spreading::Claims;
 
 impl Machines {
-    /// Queues an execution for a binding, if it lacks only a place.
-    pub(crate) fn wait(&mut self, life: &mut Lifecycle, id: ExecutionId) {
-        if self.may_wait(life, id) {
-            life.queue_up(id);
-        }
-    }
-
     pub(crate) fn let_ranges_grow(&mut self, life: &mut Lifecycle) {
         for root in self.ranges.review(life) {
             let Some(one) = self.ranges.candidate(life, root) else {
@@ -65,128 +55,16 @@ impl Machines {
         }
     }
 
-    /// True for a new execution that must not be bound by its first message.
-    pub(crate) fn begins_held(&self, tenant: &Tenant, spec: Option<&BondSpec>) -> bool {
-        let batch = |name| BatchId::from_client(tenant, name);
-        self.quotas.is_limited(tenant)
-            || spec.is_some_and(|spec| {
-                let limited = self.quotas.at_once(spec.batch.as_ref().map(batch));
-                let own = !spec.after.is_empty() || spec.gang.is_some() || spec.at_once.is_some();
-                own || limited.is_some()
-            })
-    }
-
     pub(crate) fn wait_if_pending(&mut self, life: &mut Lifecycle, id: ExecutionId) {
         let pending = life.cluster().execution(id);
         if pending.is_some_and(|e| e.stage == Stage::Pending && !e.is_appending()) {
-            self.wait(life, id);
+            life.wait(self, id);
         }
     }
 
     /// True if no execution is held back and no tenant has limits.
     pub(crate) fn is_unbound(&self, life: &Lifecycle) -> bool {
         life.all_bonds().len() == 0 && self.quotas.is_idle()
-    }
-
-    /// True if the execution lacks only a place. If it lacks a reservation, this requests one.
-    pub(crate) fn may_wait(&mut self, life: &mut Lifecycle, id: ExecutionId) -> bool {
-        if self.ranges.awaits_parts(id) {
-            return false;
-        }
-        let pending = life.cluster().execution(id);
-        if self.is_unbound(life) || pending.is_none_or(|e| e.stage != Stage::Pending) {
-            return true;
-        }
-        // Its holds and its reservation are not known yet.
-        if pending.is_some_and(|e| e.profile == ProfileIx::UNKNOWN) {
-            return false;
-        }
-        if !self.prerequisites.is_free(id) {
-            return false;
-        }
-        if self.gangs.holds_back(life, id) {
-            return false;
-        }
-        self.quotas.admit(life, id)
-    }
-
-    /// Stores what a new execution says of others. `bound`: it was bound before, so its dependencies have
-    /// ended.
-    pub(crate) fn note_bonds(
-        &mut self,
-        life: &mut Lifecycle,
-        id: ExecutionId,
-        tenant: &Tenant,
-        spec: Option<BondSpec>,
-        bound: bool,
-    ) {
-        let Some(spec) = spec else {
-            return;
-        };
-        let after = spec.after;
-        let batch = spec.batch.as_ref();
-        let bonds = Bonds {
-            batch: batch.map(|name| BatchId::from_client(tenant, name)),
-            at_once: spec.at_once,
-            gang: spec.gang,
-        };
-        life.note_bonds(id, bonds);
-        self.quotas.join(life, id);
-        life.changed().holds = true;
-        if !bound {
-            self.prerequisites.join(life, id, tenant, &after);
-        }
-        self.gangs.join(life, id);
-    }
-
-    /// Forgets what an execution says of others that no longer lives.
-    pub(crate) fn forget_bonds(&mut self, life: &mut Lifecycle, id: ExecutionId) {
-        if !life.knows(id) || self.is_unbound(life) {
-            return;
-        }
-        self.gangs.forget(life, id);
-        self.prerequisites.forget(id);
-        self.quotas.forget(life, id);
-        life.forget_bonds(id);
-    }
-
-    /// Handles the end of an execution, as its ledger says.
-    pub(crate) fn note_end(&mut self, life: &mut Lifecycle, id: ExecutionId, phase: PhaseKind) {
-        if let Some(fate) = Fate::of(phase)
-            && !self.is_unbound(life)
-        {
-            let free = self.prerequisites.ended(life, id, fate);
-            self.wait_again(life, free);
-        }
-    }
-
-    /// For people: why an execution may not be bound now, independent of room.
-    pub(crate) fn held_in_words(&self, life: &Lifecycle, id: ExecutionId) -> Option<String> {
-        let e = life.cluster().execution(id)?;
-        if e.stage != Stage::Pending {
-            return None;
-        }
-        if let Some(words) = self.ranges.parts_in_words(life, id) {
-            return Some(words);
-        }
-        if let Some(words) = self.prerequisites.in_words(life, id) {
-            return Some(words);
-        }
-        let prerequisites = &self.prerequisites;
-        let sets = OfReservations {
-            prerequisites,
-            gangs: &self.gangs,
-        };
-        let unreserved = |id| self.quotas.in_words(life, id, &sets);
-        let members = OfMembers {
-            prerequisites,
-            quotas: &self.quotas,
-            sharing: &self.sharing,
-        };
-        self.gangs
-            .in_words(life, id, &members, unreserved)
-            .or_else(|| unreserved(id))
-            .or_else(|| life.kept_in_words(id))
     }
 
     /// For people: what would let it be bound.
@@ -276,15 +154,15 @@ impl Machines {
 
 /// What quotas ask, answered by the other machines.
 pub(crate) struct OfReservations<'a> {
-    prerequisites: &'a Prerequisites,
-    gangs: &'a Gangs,
+    pub prerequisites: &'a Prerequisites,
+    pub gangs: &'a Gangs,
 }
 
 /// What gangs ask, answered by the other machines.
 pub(crate) struct OfMembers<'a> {
-    prerequisites: &'a Prerequisites,
-    quotas: &'a Quotas,
-    sharing: &'a Sharing,
+    pub prerequisites: &'a Prerequisites,
+    pub quotas: &'a Quotas,
+    pub sharing: &'a Sharing,
 }
 
 impl Members for OfMembers<'_> {

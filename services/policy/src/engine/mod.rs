@@ -5,51 +5,35 @@
 //!
 //! * [`input`] and [`action`]: the types of a step; [`refusal`]: why a request is refused;
 //!   [`questions`]: what others may ask.
-//! * [`ledger`] follows the feed, [`appends`] takes the results of the policy's own appends.
-//! * [`bind`] places executions that need a binding: new, pending, refused, lost, or queued behind
-//!   long work.
-//! * [`fill`] serves the queue in order.
-//! * [`orders`] moves running executions: pressure, drains, operators.
-//! * [`leaving`] empties a node before it leaves.
-//! * [`admission`]: what must hold before an execution may wait for a place.
-//! * [`nodes`] reviews the executions of nodes that are silent, lost or unviable; [`absent`] forgets
-//!   nodes, [`reconcile`] binds again what a node lacks.
+//! * [`machines`]: the machines beside the life cycle; [`admission`]: what must hold before an execution
+//!   may wait for a place.
 //! * [`why`] explains to people, [`tell`] records explanations, [`offers`] lists programs,
 //!   [`duties`] counts who must act next.
 
-mod absent;
 mod action;
 mod admission;
-mod appends;
 mod beliefs;
-pub(crate) mod bind;
 mod duties;
-mod fill;
+mod gate;
 mod input;
-mod leaving;
-mod ledger;
 mod machines;
-mod nodes;
 mod offers;
-mod orders;
 mod questions;
-mod reconcile;
 mod refusal;
-mod requests;
 mod tell;
 mod why;
 
-use fiec_schemas::{ExecutionId, InstanceId};
+use fiec_schemas::{Event, InstanceId};
 
 use crate::config::Config;
 use crate::lifecycle::Lifecycle;
+use crate::submission::{NewExecution, Submitted};
 use machines::Machines;
 
 use crate::time::{Millis, Now};
 use crate::view::LedgerView;
 
 pub use action::{Action, Good};
-pub use bind::{NewExecution, Submitted};
 pub use duties::Duties;
 pub use input::{ControlOutcome, Input, Judged, Remembered, Ticket};
 pub use refusal::{UnknownNode, YieldRefusal};
@@ -83,26 +67,55 @@ impl Policy {
     /// returns to what it knew before the append, and decides again after a pause.
     pub fn follow(&mut self, now: Now, view: &LedgerView<'_>, reread: bool, out: &mut Vec<Action>) {
         self.begin_step(now);
-        self.follow_ledger(view, reread);
+        self.life.follow_ledger(&mut self.machines, view, reread);
         out.append(&mut self.life.out);
+    }
+
+    /// Processes a submission, and pushes further actions. `may_hold` permits [`Submitted::Hold`].
+    pub fn submit(
+        &mut self,
+        now: Now,
+        new: NewExecution<'_>,
+        may_hold: bool,
+        out: &mut Vec<Action>,
+    ) -> Submitted {
+        self.begin_step(now);
+        let answer = if self.life.knows(new.execution) {
+            // The compare-and-set will fail and the shell will compare the two submissions.
+            Submitted::Append(vec![Event::Submitted])
+        } else {
+            if self.life.cluster().changed.places {
+                // Waiting executions have the first claim on free room.
+                self.serve_waiting();
+            }
+            self.life.take_in(&mut self.machines, new, may_hold)
+        };
+        out.append(&mut self.life.out);
+        answer
     }
 
     /// Processes one input and pushes the resulting actions.
     pub fn step(&mut self, now: Now, input: Input, out: &mut Vec<Action>) {
         self.begin_step(now);
         match input {
-            Input::Spec { execution, spec } => self.learn_spec(execution, &spec),
+            Input::Spec { execution, spec } => {
+                self.life.learn_spec(&mut self.machines, execution, &spec)
+            }
             Input::Appended {
                 execution,
                 seq,
                 epoch,
                 phase,
-            } => self.appended(execution, seq, epoch, &phase),
-            Input::Vanished { execution } => self.forget(execution),
+            } => self
+                .life
+                .appended(&mut self.machines, execution, seq, epoch, &phase),
+            Input::Vanished { execution } => self.life.forget(&mut self.machines, execution),
             Input::Container { program } => self.life.runs_in_container(&program),
-            Input::Descriptor { descriptor } => self.descriptor(*descriptor),
+            Input::Descriptor { descriptor } => {
+                self.life.descriptor(&mut self.machines, *descriptor)
+            }
             Input::Gone { node } => self.life.gone(&node),
-            Input::Flags { node, flags } => self.flags(&node, flags),
+            Input::Flags { node, flags } => self.life.flags(&mut self.machines, &node, flags),
             Input::Proof {
                 node,
                 signed,
@@ -127,13 +140,19 @@ impl Policy {
                 .machines
                 .verification
                 .recalled(&mut self.life, execution, (up_to, &named)),
-            Input::Vector { vector, age_ms } => self.vector(*vector, age_ms),
-            Input::Probe { node, answered } => self.probed(&node, answered),
+            Input::Vector { vector, age_ms } => {
+                self.life.vector(&mut self.machines, *vector, age_ms)
+            }
+            Input::Probe { node, answered } => {
+                self.life.probed(&mut self.machines, &node, answered)
+            }
             Input::Holdings {
                 node,
                 instance,
                 held,
-            } => self.reconcile(&node, instance, &held),
+            } => self
+                .life
+                .reconcile(&mut self.machines, &node, instance, &held),
             Input::Ordered {
                 execution,
                 epoch,
@@ -179,7 +198,9 @@ impl Policy {
                 execution,
                 to,
                 who,
-            } => self.operator_yield(ticket, execution, to.as_ref(), &who),
+            } => self
+                .life
+                .operator_yield(&mut self.machines, ticket, execution, to.as_ref(), &who),
             Input::Tenant { tenant, weight } => {
                 self.life.set_weight(&tenant, weight);
                 self.life.changed().places = true;
@@ -209,7 +230,7 @@ impl Policy {
         }
         self.machines.act_on_admission(&mut self.life);
         if self.life.cluster().changed.may_fill() {
-            self.fill();
+            self.life.fill(&mut self.machines);
         }
     }
 
@@ -238,7 +259,7 @@ impl Policy {
             return;
         }
         for ix in self.life.cluster().keys() {
-            self.look_at_node(ix);
+            self.life.look_at_node(&mut self.machines, ix);
             self.machines.verification.look_at(&mut self.life, ix);
         }
         if !self.life.connected || now.mono < self.life.heal_until {
@@ -250,9 +271,9 @@ impl Policy {
             due.push(id);
         }
         for id in due {
-            self.look_at_execution(id);
+            self.life.look_at_execution(&mut self.machines, id);
         }
-        self.look_at_absent();
+        self.life.look_at_absent(&mut self.machines);
         self.machines.sharing.fail_late_ones(&mut self.life);
         let released = self.machines.ranges.settle(&mut self.life);
         self.machines.wait_again(&mut self.life, released);

@@ -12,6 +12,7 @@ use super::Policy;
 use crate::lifecycle::cluster::places::Judged;
 use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::lifecycle::cluster::{NodeIx, Presence, Stage};
+use crate::lifecycle::gate::Gate;
 use crate::lifecycle::placement::{Ask, Leaving, Operators};
 use crate::parking;
 use crate::time::Now;

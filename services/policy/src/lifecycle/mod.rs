@@ -17,18 +17,28 @@
 //! * [`writes`]: what others may change of the cluster.
 //! * [`replicas`]: the other policy services, and who acts first.
 
+mod absent;
 mod aging;
 mod appends;
 mod arriving;
 pub(crate) mod bind;
+mod binding;
 pub(crate) mod bonds;
 pub mod cluster;
+mod emptying;
+mod filling;
+mod following;
+pub(crate) mod gate;
+mod intake;
 pub(crate) mod leading;
 pub(crate) mod leaving;
 mod ledger;
+mod moving;
+mod news;
 mod nodes;
 pub mod order;
 pub(crate) mod orders;
+mod orphans;
 mod pace;
 mod parked;
 pub mod placement;
@@ -37,7 +47,9 @@ pub mod queue;
 mod reconcile;
 pub mod regret;
 pub mod replicas;
+mod requests;
 pub mod rhythm;
+mod settling;
 mod starts;
 mod suspects;
 pub(crate) mod transitions;

@@ -6,15 +6,15 @@
 
 use fiec_schemas::{Cause, Event, ExecutionId, RequestKind};
 
-use super::Policy;
+use super::Lifecycle;
 use crate::lifecycle::cluster::Stage;
 
-impl Policy {
+impl Lifecycle {
     /// Appends what was requested of an execution that would be bound again for this cause. Returns
     /// false if nothing was.
     pub(crate) fn carry_out_request(&mut self, id: ExecutionId, cause: &Cause) -> bool {
-        let now = self.life.now;
-        let Some(e) = self.life.cluster().execution(id) else {
+        let now = self.now;
+        let Some(e) = self.cluster.execution(id) else {
             return false;
         };
         let open = e.extra.as_ref().and_then(|extra| extra.request.as_ref());
@@ -31,9 +31,9 @@ impl Policy {
             ],
             (RequestKind::Pause, _) => vec![Event::Paused { who }],
         };
-        self.life.append(id, events);
-        self.life.clear_order(id);
-        self.life.stop_waiting(id);
+        self.append(id, events);
+        self.clear_order(id);
+        self.stop_waiting(id);
         true
     }
 }

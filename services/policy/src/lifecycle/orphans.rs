@@ -11,30 +11,37 @@
 use fiec_schemas::messages::Holding;
 use fiec_schemas::{ExecutionId, InstanceId, NodeId};
 
-use super::Policy;
+use super::Lifecycle;
+use super::gate::Gate;
 use crate::lifecycle::bind::Placed;
 use crate::lifecycle::cluster::NodeIx;
 
-impl Policy {
+impl Lifecycle {
     /// Compares the executions that have started on a node with the node's answer.
-    pub(crate) fn reconcile(&mut self, name: &NodeId, instance: InstanceId, held: &[Holding]) {
-        let Some(ix) = self.life.cluster().find(name) else {
+    pub(crate) fn reconcile(
+        &mut self,
+        gate: &mut impl Gate,
+        name: &NodeId,
+        instance: InstanceId,
+        held: &[Holding],
+    ) {
+        let Some(ix) = self.cluster.find(name) else {
             return;
         };
-        let orphans = self.life.orphans_of(ix, instance, held);
+        let orphans = self.orphans_of(ix, instance, held);
         for id in orphans {
-            self.bind_orphan(id, ix);
+            self.bind_orphan(gate, id, ix);
         }
     }
 
     /// Binds an execution again that its node does not hold.
-    pub(crate) fn bind_orphan(&mut self, id: ExecutionId, ix: NodeIx) {
-        let now = self.life.now;
-        let Some(cause) = self.life.loss(now, id) else {
+    pub(crate) fn bind_orphan(&mut self, gate: &mut impl Gate, id: ExecutionId, ix: NodeIx) {
+        let now = self.now;
+        let Some(cause) = self.loss(now, id) else {
             return;
         };
-        if self.rebind(id, cause, Some(ix)) == Placed::NoRoom {
-            self.machines.wait(&mut self.life, id);
+        if self.rebind(gate, id, cause, Some(ix)) == Placed::NoRoom {
+            self.wait(gate, id);
         }
     }
 }

@@ -20,30 +20,31 @@ use std::cmp::Reverse;
 
 use fiec_schemas::ExecutionId;
 
-use super::Policy;
+use super::Lifecycle;
+use super::gate::Gate;
 use crate::lifecycle::bind::Placed;
 use crate::lifecycle::cluster::{NodeIx, Stage};
 
-impl Policy {
+impl Lifecycle {
     /// Moves an execution whose node is excluded by a change. Returns true if the node is excluded.
-    pub(crate) fn obey_change(&mut self, id: ExecutionId) -> bool {
-        let now = self.life.now;
-        let Some(e) = self.life.cluster().execution(id) else {
+    pub(crate) fn obey_change(&mut self, gate: &mut impl Gate, id: ExecutionId) -> bool {
+        let now = self.now;
+        let Some(e) = self.cluster.execution(id) else {
             return false;
         };
         let Some(ix) = e.stage.node() else {
             return false;
         };
-        if e.is_appending() || e.order().is_some() || !self.life.is_ruled_out(id, ix) {
+        if e.is_appending() || e.order().is_some() || !self.is_ruled_out(id, ix) {
             return false;
         }
-        let overdue = now.mono.since(e.since) >= self.life.config.horizon_ms;
+        let overdue = now.mono.since(e.since) >= self.config.horizon_ms;
         if matches!(e.stage, Stage::Started(..)) && overdue {
-            self.life.mark_long(id);
+            self.mark_long(id);
         }
-        if matches!(self.review_one(id, ix), Placed::NoRoom | Placed::Moot) {
-            let again = now.mono.plus(self.life.config.order_retry_ms);
-            self.life.set_due(id, again);
+        if matches!(self.review_one(gate, id, ix), Placed::NoRoom | Placed::Moot) {
+            let again = now.mono.plus(self.config.order_retry_ms);
+            self.set_due(id, again);
         }
         true
     }
@@ -51,14 +52,14 @@ impl Policy {
     /// Time that an execution needs to commit and leave, in ms: twice the 90th percentile of its
     /// recent intervals, plus a margin. None if unknown.
     fn needs_ms(&self, id: ExecutionId) -> Option<u64> {
-        let interval = self.life.rhythms.get(&id)?.quantile(0.9)?;
+        let interval = self.rhythms.get(&id)?.quantile(0.9)?;
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
             reason = "float casts saturate, and this one is not negative"
         )]
         let twice = (2.0 * interval).ceil() as u64;
-        Some(twice.saturating_add(self.life.config.leave_margin_ms))
+        Some(twice.saturating_add(self.config.leave_margin_ms))
     }
 
     /// Sorts the executions with the longest need first.
@@ -69,17 +70,17 @@ impl Policy {
     /// Handles executions still on a node near its end: orders a yield without a destination, and
     /// finally gives them up.
     pub(crate) fn hurry(&mut self, ix: NodeIx) {
-        let now = self.life.now;
-        let Some(end) = self.life.leave_by(ix) else {
+        let now = self.now;
+        let Some(end) = self.leave_by(ix) else {
             return;
         };
-        if self.life.cluster().node(ix).presence != crate::lifecycle::cluster::Presence::Up {
+        if self.cluster.node(ix).presence != crate::lifecycle::cluster::Presence::Up {
             return;
         }
         let left_ms = u64::try_from(end.millis() - now.wall.millis()).unwrap_or(0);
-        let ids: Vec<_> = self.life.cluster().node(ix).holds.iter().copied().collect();
+        let ids: Vec<_> = self.cluster.node(ix).holds.iter().copied().collect();
         for id in ids {
-            let Some(e) = self.life.cluster().execution(id) else {
+            let Some(e) = self.cluster.execution(id) else {
                 continue;
             };
             let Stage::Started(..) = e.stage else {
@@ -93,20 +94,16 @@ impl Policy {
             }
             let (epoch, ordered) = (e.epoch, e.order().is_some());
             if left_ms == 0 {
-                let late =
-                    end.millis() + i64::try_from(self.life.config.order_grace_ms).unwrap_or(0);
-                if !self.life.is_mine(id) && now.wall.millis() < late {
+                let late = end.millis() + i64::try_from(self.config.order_grace_ms).unwrap_or(0);
+                if !self.is_mine(id) && now.wall.millis() < late {
                     continue;
                 }
-                self.life.give_up(id, (ix, epoch));
+                self.give_up(id, (ix, epoch));
             } else if !ordered && self.needs_ms(id).is_none_or(|needs| left_ms <= needs) {
-                if self
-                    .life
-                    .defers(id, self.life.config.order_grace_ms.min(left_ms / 2))
-                {
+                if self.defers(id, self.config.order_grace_ms.min(left_ms / 2)) {
                     continue;
                 }
-                self.life.suspend(id, ix);
+                self.suspend(id, ix);
             }
         }
     }
