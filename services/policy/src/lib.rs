@@ -15,15 +15,19 @@
 //! most one append or order of this replica in flight. It is rebound for pressure at most ⌈T/dwell⌉
 //! + 1 times in a time T. Silence alone never moves an execution; an unanswered probe does.
 
+mod action;
 pub mod config;
-pub mod engine;
+mod explanation;
 mod fate;
 mod gangs;
+mod input;
 mod lifecycle;
 mod parking;
+mod policy;
 mod prerequisites;
 mod quotas;
 mod reallocation;
+mod refusal;
 mod sharing;
 mod spreading;
 mod submission;
@@ -31,15 +35,16 @@ pub mod time;
 pub mod verification;
 pub mod view;
 
+pub use action::{Action, Good};
 pub use config::Config;
-pub use engine::{
-    Action, ControlOutcome, Duties, Good, Input, Judged, Policy, Remembered, Ticket, UnknownNode,
-    YieldRefusal,
-};
+pub use explanation::duties::Duties;
 pub use fate::{Fate, Seen};
+pub use input::{ControlOutcome, Input, Judged, Remembered, Ticket};
 pub use lifecycle::cluster::{hysteresis, quick};
 pub use lifecycle::order::Discipline;
 pub use lifecycle::replicas;
+pub use policy::Policy;
+pub use refusal::{UnknownNode, YieldRefusal};
 pub use submission::{NewExecution, Submitted};
 pub use time::{Millis, Now};
 pub use view::LedgerView;

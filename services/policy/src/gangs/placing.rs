@@ -4,7 +4,7 @@ use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::{Cause, Event, ExecutionId};
 
 use super::{Gangs, Members, Round, is_ready};
-use crate::engine::Action;
+use crate::Action;
 use crate::lifecycle::Lifecycle;
 use crate::lifecycle::bonds::GangKey;
 use crate::lifecycle::cluster::Stage;

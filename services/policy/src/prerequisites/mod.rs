@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use fiec_schemas::scheduling::{AfterOutcome, Dependency};
 use fiec_schemas::{Event, ExecutionId, Fault, Tenant};
 
-use crate::engine::Action;
+use crate::Action;
 use crate::fate::{Fate, Seen};
 use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::Stage;

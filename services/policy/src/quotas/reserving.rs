@@ -8,7 +8,7 @@ use fiec_schemas::{ExecutionId, Sequence, Tenant};
 
 use super::change::{Change, Denied, Sum};
 use super::{Quotas, Sets};
-use crate::engine::Action;
+use crate::Action;
 use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::Stage;
 use crate::time::Millis;

@@ -10,7 +10,7 @@ use fiec_schemas::{Cause, Event, ExecutionId, Fault};
 
 use super::Ranges;
 use super::member::Member;
-use crate::engine::Action;
+use crate::Action;
 use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::{Presence, Stage};
 

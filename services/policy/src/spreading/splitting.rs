@@ -11,13 +11,13 @@ use fiec_schemas::spread::PARTS_LIMIT;
 
 use super::Ranges;
 use super::growth::{Asked, Splittable, Stay, choose};
-use crate::engine::{Action, ControlOutcome};
 use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::Stage;
 use crate::lifecycle::cluster::execution::Avoided;
 use crate::lifecycle::placement::Ask;
 use crate::lifecycle::regret::move_ms;
 use crate::time::Millis;
+use crate::{Action, ControlOutcome};
 
 /// Most members in one round.
 const WINDOW: usize = 256;

@@ -8,7 +8,7 @@ use fiec_schemas::{Contract, Event, ExecutionId, Fault, NodeId, StatePlace};
 
 use super::Verification;
 use super::claim::Claim;
-use crate::engine::Action;
+use crate::Action;
 use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::{NodeIx, Stage};
 

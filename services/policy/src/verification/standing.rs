@@ -10,11 +10,11 @@ use fiec_schemas::trust::{Quarantine, SignedProof};
 use fiec_schemas::{Cause, Contract, ExecutionId, NodeDescriptor, NodeId};
 
 use super::Verification;
-use crate::engine::{Action, Good, Judged};
 use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::places::Claim;
 use crate::lifecycle::cluster::{Node, NodeIx, Stage};
 use crate::time::Now;
+use crate::{Action, Good, Judged};
 
 /// A service that has just started also records proofs that are younger than this, in µs.
 const YOUNG_US: i64 = 600_000_000;

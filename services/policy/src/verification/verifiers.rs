@@ -11,13 +11,13 @@ use super::Verification;
 use super::check::Recall;
 use super::claim::Trial;
 use super::named::Named;
-use crate::engine::{Action, Remembered};
 use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::execution::Avoided;
 use crate::lifecycle::cluster::trust::Standing;
 use crate::lifecycle::cluster::{NodeIx, Presence};
 use crate::lifecycle::placement::Ask;
 use crate::time::Millis;
+use crate::{Action, Remembered};
 
 /// Wait for a third node that is present but not free, in ms. Then both nodes are asked for new
 /// proofs.

@@ -8,10 +8,10 @@ use fiec_schemas::limits::CANDIDATES_LIMIT;
 use fiec_schemas::messages::{Record, Why};
 use fiec_schemas::{Digest, ExecutionId};
 
-use super::{Action, Policy};
 use crate::lifecycle::cluster::Stage;
 use crate::lifecycle::queue::Cursor;
 use crate::time::Millis;
+use crate::{Action, Policy};
 
 /// Most waiting executions that are reported on.
 const FRONT: usize = 64;

@@ -4,7 +4,7 @@
 use fiec_schemas::messages::Believed;
 use fiec_schemas::{ExecutionId, PhaseKind};
 
-use super::Policy;
+use crate::Policy;
 use crate::lifecycle::cluster::{Execution, Stage};
 
 impl Policy {

@@ -8,7 +8,7 @@ use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::substrate::HOST;
 use fiec_schemas::{Candidate, ExecutionId, NodeId, PhaseKind};
 
-use super::Policy;
+use crate::Policy;
 use crate::lifecycle::cluster::places::Judged;
 use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::lifecycle::cluster::{NodeIx, Presence, Stage};

@@ -7,7 +7,7 @@
 use fiec_schemas::hardware::{HardwareVector, Signal};
 use fiec_schemas::surroundings::{DeviceOffer, OFFERS_LIMIT, Offer, Offers};
 
-use super::Policy;
+use crate::Policy;
 use crate::config::Config;
 use crate::lifecycle::cluster::places::Judged;
 use crate::lifecycle::cluster::{Node, Presence};

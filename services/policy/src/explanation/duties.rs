@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use fiec_schemas::ExecutionId;
 use fiec_schemas::duty::{Actor, Standing};
 
-use super::Policy;
+use crate::Policy;
 use crate::lifecycle::cluster::{Execution, Stage};
 use crate::time::Now;
 

@@ -10,33 +10,21 @@
 //! * [`why`] explains to people, [`tell`] records explanations, [`offers`] lists programs,
 //!   [`duties`] counts who must act next.
 
-mod action;
 mod admission;
-mod beliefs;
-mod duties;
 mod gate;
-mod input;
 mod machines;
-mod offers;
 mod questions;
-mod refusal;
-mod tell;
-mod why;
 
 use fiec_schemas::{Event, InstanceId};
 
 use crate::config::Config;
+use crate::{Action, Input};
 use crate::lifecycle::Lifecycle;
 use crate::submission::{NewExecution, Submitted};
 use machines::Machines;
 
 use crate::time::{Millis, Now};
 use crate::view::LedgerView;
-
-pub use action::{Action, Good};
-pub use duties::Duties;
-pub use input::{ControlOutcome, Input, Judged, Remembered, Ticket};
-pub use refusal::{UnknownNode, YieldRefusal};
 
 /// All state of the policy.
 #[derive(Debug)]
@@ -46,7 +34,7 @@ pub struct Policy {
     /// What stands beside the life cycle.
     pub(crate) machines: Machines,
     /// Reports on waiting executions.
-    pub(crate) told: tell::Told,
+    pub(crate) told: crate::explanation::reports::Told,
 }
 
 impl Policy {
@@ -55,7 +43,7 @@ impl Policy {
         Self {
             life: Lifecycle::new(config, own),
             machines: Machines::new(own),
-            told: tell::Told::default(),
+            told: crate::explanation::reports::Told::default(),
         }
     }
 
