@@ -37,7 +37,7 @@ pub mod view;
 
 pub use action::{Action, Good};
 pub use config::Config;
-pub use explanation::duties::Duties;
+pub use explanation::Duties;
 pub use fate::{Fate, Seen};
 pub use input::{ControlOutcome, Input, Judged, Remembered, Ticket};
 pub use lifecycle::cluster::{hysteresis, quick};

@@ -18,9 +18,10 @@ mod questions;
 use fiec_schemas::{Event, InstanceId};
 
 use crate::config::Config;
-use crate::{Action, Input};
+use crate::explanation::Reports;
 use crate::lifecycle::Lifecycle;
 use crate::submission::{NewExecution, Submitted};
+use crate::{Action, Input};
 use machines::Machines;
 
 use crate::time::{Millis, Now};
@@ -34,7 +35,7 @@ pub struct Policy {
     /// What stands beside the life cycle.
     pub(crate) machines: Machines,
     /// Reports on waiting executions.
-    pub(crate) told: crate::explanation::reports::Told,
+    pub(crate) reports: Reports,
 }
 
 impl Policy {
@@ -43,7 +44,7 @@ impl Policy {
         Self {
             life: Lifecycle::new(config, own),
             machines: Machines::new(own),
-            told: crate::explanation::reports::Told::default(),
+            reports: Reports::default(),
         }
     }
 
@@ -276,7 +277,7 @@ impl Policy {
             .reallocation
             .review(&mut self.life, |life| self.machines.sharing.served(life));
         self.machines.verification.review(&mut self.life);
-        self.tell_waiting();
+        self.reports.report(&mut self.life, &self.machines);
     }
 
     /// After a stall or a lost connection of this process, silence of nodes does not count.

@@ -7,30 +7,28 @@
 use fiec_schemas::hardware::{HardwareVector, Signal};
 use fiec_schemas::surroundings::{DeviceOffer, OFFERS_LIMIT, Offer, Offers};
 
-use crate::Policy;
 use crate::config::Config;
+use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::places::Judged;
 use crate::lifecycle::cluster::{Node, Presence};
 use crate::lifecycle::placement::free_bytes;
 use crate::time::Now;
 
-impl Policy {
-    /// The current offers, [`OFFERS_LIMIT`] at most.
-    pub fn offers(&self, now: Now) -> Offers {
-        let nodes = self.life.cluster().nodes();
-        let mut all: Vec<&Node> = nodes
-            .map(|(_, node)| node)
-            .filter(|node| is_offered(node, now, &self.life.config))
-            .collect();
-        // The sort is stable: equal nodes stay ordered by name.
-        all.sort_by_key(|node| std::cmp::Reverse(free_slots(node)));
-        let left_off = all.len().saturating_sub(OFFERS_LIMIT);
-        all.truncate(OFFERS_LIMIT);
-        Offers {
-            at: now.wall,
-            nodes: all.into_iter().filter_map(offer).collect(),
-            left_off: u32::try_from(left_off).unwrap_or(u32::MAX),
-        }
+/// The current offers, [`OFFERS_LIMIT`] at most.
+pub(crate) fn offers(life: &Lifecycle, now: Now) -> Offers {
+    let nodes = life.cluster().nodes();
+    let mut all: Vec<&Node> = nodes
+        .map(|(_, node)| node)
+        .filter(|node| is_offered(node, now, &life.config))
+        .collect();
+    // The sort is stable: equal nodes stay ordered by name.
+    all.sort_by_key(|node| std::cmp::Reverse(free_slots(node)));
+    let left_off = all.len().saturating_sub(OFFERS_LIMIT);
+    all.truncate(OFFERS_LIMIT);
+    Offers {
+        at: now.wall,
+        nodes: all.into_iter().filter_map(offer).collect(),
+        left_off: u32::try_from(left_off).unwrap_or(u32::MAX),
     }
 }
 

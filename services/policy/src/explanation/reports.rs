@@ -8,10 +8,13 @@ use fiec_schemas::limits::CANDIDATES_LIMIT;
 use fiec_schemas::messages::{Record, Why};
 use fiec_schemas::{Digest, ExecutionId};
 
+use super::Reasons;
+use super::why::why;
+use crate::Action;
+use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::Stage;
 use crate::lifecycle::queue::Cursor;
 use crate::time::Millis;
-use crate::{Action, Policy};
 
 /// Most waiting executions that are reported on.
 const FRONT: usize = 64;
@@ -25,36 +28,35 @@ const AGAIN_MS: u64 = 5_000;
 
 /// The last report on each waiting execution.
 #[derive(Debug, Default)]
-pub struct Told {
+pub(crate) struct Reports {
     said: BTreeMap<ExecutionId, (Millis, Digest)>,
     looked: Millis,
 }
 
-impl Policy {
+impl Reports {
     /// Runs one round of reports if it is due.
-    pub(crate) fn tell_waiting(&mut self) {
-        let now = self.life.now;
-        let nodes = self.life.cluster().node_count().max(1);
-        let pause = self.life.config.tell_ms.max(u64::from(nodes) / 5);
-        if self.life.config.tell_ms == 0 || now.mono.since(self.told.looked) < pause {
+    pub(crate) fn report(&mut self, life: &mut Lifecycle, of: &impl Reasons) {
+        let now = life.now;
+        let nodes = life.cluster().node_count().max(1);
+        let pause = life.config.tell_ms.max(u64::from(nodes) / 5);
+        if life.config.tell_ms == 0 || now.mono.since(self.looked) < pause {
             return;
         }
-        self.told.looked = now.mono;
+        self.looked = now.mono;
         let waits = |id: &ExecutionId| {
-            let e = self.life.cluster().execution(*id);
+            let e = life.cluster().execution(*id);
             e.is_some_and(|e| e.stage == Stage::Pending)
         };
-        let mut said = std::mem::take(&mut self.told.said);
+        let mut said = std::mem::take(&mut self.said);
         said.retain(|id, _| waits(id));
-        let mut due: Vec<_> = self
-            .front()
+        let mut due: Vec<_> = front(life)
             .into_iter()
             .filter_map(|id| {
-                let e = self.life.cluster().execution(id)?;
+                let e = life.cluster().execution(id)?;
                 let at = said.get(&id).map(|(at, _)| *at);
                 let early = at.is_some_and(|at| now.mono.since(at) < AGAIN_MS);
                 let young = now.mono.since(e.since) < MOMENT_MS;
-                (!early && !young && !e.is_appending() && self.life.is_mine(id)).then_some((at, id))
+                (!early && !young && !e.is_appending() && life.is_mine(id)).then_some((at, id))
             })
             .collect();
         due.sort_unstable();
@@ -62,7 +64,7 @@ impl Policy {
             .into_iter()
             .take((LOOKS / nodes).clamp(1, AT_ONCE) as usize)
         {
-            let Some(why) = self.why(now, id) else {
+            let Some(why) = why(life, of, now, id) else {
                 continue;
             };
             let digest = sense(&why);
@@ -75,7 +77,7 @@ impl Policy {
             candidates.truncate(CANDIDATES_LIMIT);
             let mut would_help = why.would_help;
             would_help.truncate(CANDIDATES_LIMIT);
-            self.life.out.push(Action::record(Record::Waiting {
+            life.out.push(Action::record(Record::Waiting {
                 execution: id,
                 summary: why.summary,
                 omitted: u32::try_from(all - candidates.len()).unwrap_or(u32::MAX),
@@ -84,33 +86,32 @@ impl Policy {
                 at: now.wall,
             }));
         }
-        self.told.said = said;
+        self.said = said;
     }
+}
 
-    /// The front of the queue, and of the executions that are held back.
-    fn front(&self) -> Vec<ExecutionId> {
-        let mut front = Vec::new();
-        for lane in self.life.waiting.lanes() {
-            let mut cursor = Cursor::default();
-            while front.len() < FRONT
-                && let Some((id, _)) = self.life.waiting.next(lane, &mut cursor, |_| false)
-            {
-                front.push(id);
-            }
+/// The front of the queue, and of the executions that are held back.
+fn front(life: &Lifecycle) -> Vec<ExecutionId> {
+    let mut front = Vec::new();
+    for lane in life.waiting.lanes() {
+        let mut cursor = Cursor::default();
+        while front.len() < FRONT
+            && let Some((id, _)) = life.waiting.next(lane, &mut cursor, |_| false)
+        {
+            front.push(id);
         }
-        let pending = |id: &&ExecutionId| {
-            let e = self.life.cluster().execution(**id);
-            e.is_some_and(|e| e.stage == Stage::Pending) && !self.life.waiting.contains(**id)
-        };
-        front.extend(
-            self.life
-                .all_bonds()
-                .map(|(id, _)| id)
-                .filter(pending)
-                .take(FRONT),
-        );
-        front
     }
+    let pending = |id: &&ExecutionId| {
+        let e = life.cluster().execution(**id);
+        e.is_some_and(|e| e.stage == Stage::Pending) && !life.waiting.contains(**id)
+    };
+    front.extend(
+        life.all_bonds()
+            .map(|(id, _)| id)
+            .filter(pending)
+            .take(FRONT),
+    );
+    front
 }
 
 /// Digest of an explanation without its numbers, which change all the time.

@@ -1,7 +1,8 @@
 //! Bindings whose node fetches a large state before it starts the execution. The node's vectors
 //! report how many bytes have arrived. While more arrive, the binding is not late.
 
-use fiec_schemas::hardware::LISTED_LIMIT;
+use fiec_schemas::ExecutionId;
+use fiec_schemas::hardware::{ArrivingState, LISTED_LIMIT};
 
 use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::execution::Arrived;
@@ -9,6 +10,18 @@ use crate::lifecycle::cluster::{Execution, NodeIx, Stage};
 use crate::time::Millis;
 
 impl Lifecycle {
+    /// The fetch of a bound execution's state, as its node's last vector reports it.
+    pub(crate) fn arriving(&self, id: ExecutionId) -> Option<ArrivingState> {
+        let e = self.cluster.execution(id)?;
+        let Stage::Bound(ix, instance) = e.stage else {
+            return None;
+        };
+        let vector = self.cluster.node(ix).vector.as_ref()?;
+        let mut all = vector.arriving.iter();
+        let found = all.find(|a| a.execution == id && a.epoch == e.epoch)?;
+        (vector.instance == instance).then(|| found.clone())
+    }
+
     /// Notes the progress of the states that a node's last vector reports. Only a report of the
     /// instance and the epoch of the binding counts, and only bytes beyond all earlier reports, up
     /// to the size of the state: so no fetch lengthens a binding without end.

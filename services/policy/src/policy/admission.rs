@@ -67,37 +67,6 @@ impl Machines {
         life.all_bonds().len() == 0 && self.quotas.is_idle()
     }
 
-    /// For people: what would let it be bound.
-    pub(crate) fn help_for_held(&self, life: &Lifecycle, id: ExecutionId) -> Vec<String> {
-        let Some(e) = life.cluster().execution(id) else {
-            return Vec::new();
-        };
-        if let Some(help) = self.ranges.help_for_parts(id) {
-            return vec![help];
-        }
-        let bonds = life.bonds(id);
-        let batch = bonds.and_then(|bonds| bonds.batch);
-        let is_free = self.prerequisites.is_free(id);
-        let help = match self.prerequisites.help(id) {
-            None if !is_free => return Vec::new(),
-            Some(help) if !is_free => help,
-            _ if bonds.is_some_and(|b| b.gang.is_some()) && !self.gangs.is_alone(life, id) => {
-                "all members of its gang being ready, and room for all of them at once".to_owned()
-            }
-            _ if self.quotas.is_admitted(life, id) => {
-                "that gang having started, or more nodes".to_owned()
-            }
-            _ if self.quotas.at_once(batch).is_some() => {
-                "the end of another execution of its batch".to_owned()
-            }
-            _ => format!(
-                "the end of another execution of {0}, or more for it: `fiec quota set {0}`",
-                e.tenant
-            ),
-        };
-        vec![help]
-    }
-
     /// Acts on changes of what executions wait for apart from places.
     pub(crate) fn act_on_admission(&mut self, life: &mut Lifecycle) {
         if self.is_unbound(life) {

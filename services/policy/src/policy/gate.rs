@@ -5,14 +5,16 @@ use fiec_schemas::{BatchId, Cause, EventKind, ExecutionId, PhaseKind, Tenant};
 
 use super::admission::{OfMembers, OfReservations};
 use super::machines::Machines;
+use crate::explanation::Reasons;
 use crate::fate::Fate;
 use crate::lifecycle::Lifecycle;
 use crate::lifecycle::bind::Placed;
 use crate::lifecycle::bonds::{BondSpec, Bonds};
 use crate::lifecycle::cluster::profile::ProfileIx;
-use crate::lifecycle::cluster::{NodeIx, Stage};
+use crate::lifecycle::cluster::{Execution, NodeIx, Stage};
 use crate::lifecycle::gate::Gate;
 use crate::parking;
+use crate::time::Now;
 use crate::view::LedgerView;
 
 impl Gate for Machines {
@@ -208,6 +210,54 @@ impl Gate for Machines {
         }
         self.sharing.forget(id);
         self.ranges.forget(life, id);
+    }
+}
+
+impl Reasons for Machines {
+    fn held_in_words(&self, life: &Lifecycle, id: ExecutionId) -> Option<String> {
+        Gate::held_in_words(self, life, id)
+    }
+
+    fn help_for_held(&self, life: &Lifecycle, id: ExecutionId) -> Vec<String> {
+        let Some(e) = life.cluster().execution(id) else {
+            return Vec::new();
+        };
+        if let Some(help) = self.ranges.help_for_parts(id) {
+            return vec![help];
+        }
+        let bonds = life.bonds(id);
+        let batch = bonds.and_then(|bonds| bonds.batch);
+        let is_free = self.prerequisites.is_free(id);
+        let help = match self.prerequisites.help(id) {
+            None if !is_free => return Vec::new(),
+            Some(help) if !is_free => help,
+            _ if bonds.is_some_and(|b| b.gang.is_some()) && !self.gangs.is_alone(life, id) => {
+                "all members of its gang being ready, and room for all of them at once".to_owned()
+            }
+            _ if self.quotas.is_admitted(life, id) => {
+                "that gang having started, or more nodes".to_owned()
+            }
+            _ if self.quotas.at_once(batch).is_some() => {
+                "the end of another execution of its batch".to_owned()
+            }
+            _ => format!(
+                "the end of another execution of {0}, or more for it: `fiec quota set {0}`",
+                e.tenant
+            ),
+        };
+        vec![help]
+    }
+
+    fn notes_in_words(&self, life: &Lifecycle, id: ExecutionId) -> String {
+        self.verification.in_words(life, id) + &self.ranges.in_words(life, id)
+    }
+
+    fn parked_in_words(&self, now: Now, e: &Execution) -> Option<String> {
+        parking::in_words(now, e)
+    }
+
+    fn is_done_but_for_parts(&self, id: ExecutionId) -> bool {
+        self.ranges.is_done_but_for_parts(id)
     }
 }
 

@@ -1,14 +1,77 @@
 //! What others may ask the policy; nothing changes by it.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use fiec_schemas::duty::{Actor, Standing};
 use fiec_schemas::hardware::{ArrivingState, RunningProgress};
+use fiec_schemas::messages::{Believed, NodeStatus, Why};
+use fiec_schemas::scheduling::Adjustment;
+use fiec_schemas::surroundings::Offers;
 use fiec_schemas::trust::NodeIdentity;
 use fiec_schemas::{ClockReading, Digest, ExecutionId, InstanceId, NodeId, Sequence, Tenant};
 
 use super::Policy;
 use crate::config::Config;
+use crate::explanation::{self, Duties};
 use crate::lifecycle::cluster::Stage;
+use crate::time::Now;
 
 impl Policy {
+    /// The fetch of a bound execution's state, as its node's last vector reports it.
+    pub fn arriving(&self, id: ExecutionId) -> Option<ArrivingState> {
+        self.life.arriving(id)
+    }
+
+    /// Explains the place of a live execution.
+    pub fn why(&self, now: Now, id: ExecutionId) -> Option<Why> {
+        explanation::why(&self.life, &self.machines, now, id)
+    }
+
+    /// Predicts the effect of a change before it is made, in words.
+    ///
+    /// # Errors
+    /// The reasons of each node if none can take the execution under the change. The change is
+    /// still possible: the execution then waits, or stays, until a node can.
+    pub fn foresee(
+        &mut self,
+        now: Now,
+        id: ExecutionId,
+        change: &Adjustment,
+    ) -> Result<String, String> {
+        explanation::foresee(&mut self.life, now, id, change)
+    }
+
+    /// Every joined node, ordered by name.
+    pub fn node_statuses(&self, now: Now) -> Vec<NodeStatus> {
+        explanation::node_statuses(&self.life, now)
+    }
+
+    /// The joined nodes that count as lost.
+    pub fn lost_nodes(&self) -> BTreeSet<NodeId> {
+        explanation::lost_nodes(&self.life)
+    }
+
+    /// The current offers, [`fiec_schemas::surroundings::OFFERS_LIMIT`] at most.
+    pub fn offers(&self, now: Now) -> Offers {
+        explanation::offers(&self.life, now)
+    }
+
+    /// The duties of each actor. It reads every live execution, so keep it off the hot path.
+    pub fn duties(&self, now: Now) -> BTreeMap<Actor, Duties> {
+        explanation::duties(&self.life, &self.machines, now)
+    }
+
+    /// The state of a live execution, as far as its next duty depends on it.
+    pub fn standing(&self, now: Now, id: ExecutionId) -> Option<Standing> {
+        explanation::standing(&self.life, &self.machines, now, id)
+    }
+
+    /// At most `most` live executions with ids greater than `after`, ordered by id, and whether more
+    /// follow. It reads all live executions, so keep it off the hot path.
+    pub fn beliefs(&self, after: Option<ExecutionId>, most: usize) -> (Vec<Believed>, bool) {
+        explanation::beliefs(&self.life, after, most)
+    }
+
     /// True for a known, live execution.
     pub fn knows(&self, id: ExecutionId) -> bool {
         self.life.knows(id)
@@ -27,18 +90,6 @@ impl Policy {
     /// True for a joined node.
     pub fn has_node(&self, node: &NodeId) -> bool {
         self.life.has_node(node)
-    }
-
-    /// The fetch of a bound execution's state, as its node's last vector reports it.
-    pub fn arriving(&self, id: ExecutionId) -> Option<ArrivingState> {
-        let e = self.life.cluster().execution(id)?;
-        let Stage::Bound(ix, instance) = e.stage else {
-            return None;
-        };
-        let vector = self.life.cluster().node(ix).vector.as_ref()?;
-        let mut all = vector.arriving.iter();
-        let found = all.find(|a| a.execution == id && a.epoch == e.epoch)?;
-        (vector.instance == instance).then(|| found.clone())
     }
 
     /// The identity in a node's claim.

@@ -4,16 +4,15 @@
 
 use std::sync::Arc;
 
-use fiec_schemas::messages::{ContractStanding, Record};
+use fiec_schemas::messages::Record;
 use fiec_schemas::substrate::HOST;
 use fiec_schemas::trust::{Quarantine, SignedProof};
-use fiec_schemas::{Cause, Contract, ExecutionId, NodeDescriptor, NodeId};
+use fiec_schemas::{Cause, ExecutionId, NodeId};
 
 use super::Verification;
 use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::places::Claim;
-use crate::lifecycle::cluster::{Node, NodeIx, Stage};
-use crate::time::Now;
+use crate::lifecycle::cluster::{NodeIx, Stage};
 use crate::{Action, Good, Judged};
 
 /// A service that has just started also records proofs that are younger than this, in µs.
@@ -21,23 +20,6 @@ const YOUNG_US: i64 = 600_000_000;
 
 /// Time until a step back without a known result is tried again, in ms.
 const STEPPING_MS: u64 = 10_000;
-
-/// A node's standing with each contract on each substrate.
-pub fn standings(node: &Node, d: &NodeDescriptor, now: Now) -> Vec<ContractStanding> {
-    let mut all = Vec::new();
-    for substrate in &d.substrates {
-        for contract in [Contract::Bitwise, Contract::Bounded] {
-            let standing = node.trust.standing(d, contract, &substrate.id, now.wall);
-            all.push(ContractStanding {
-                contract,
-                substrate: substrate.id.clone(),
-                standing: standing.kind(),
-                detail: standing.in_words(contract),
-            });
-        }
-    }
-    all
-}
 
 impl Verification {
     /// Stores a node's proof, with the result of the signature check.
