@@ -2,8 +2,8 @@
 
 use fiec_broker::feed::FeedItem;
 use fiec_broker::{AppendError, Entry, Tip};
+use fiec_policy::Named;
 use fiec_policy::Seen;
-use fiec_policy::verification::Named;
 use fiec_policy::{ControlOutcome, Ticket};
 use fiec_schemas::hardware::{ArrivingState, RunningProgress};
 use fiec_schemas::messages::{CapsuleBinding, Holding, NodeStatus, ViewReply, Why};

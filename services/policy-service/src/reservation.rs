@@ -9,7 +9,7 @@ use async_nats::jetstream::context::PublishErrorKind;
 use async_nats::jetstream::message::PublishMessage;
 use bytes::Bytes;
 use fiec_broker::{Broker, BrokerError, Delivered, Entry, Reader, buckets, leader};
-use fiec_policy::reservations::{Change, apply};
+use fiec_policy::Change;
 use fiec_policy::{Fate, Seen};
 use fiec_schemas::quota::{Quota, Reservations};
 use fiec_schemas::{ExecutionId, Sequence, Tenant, subjects};
@@ -80,7 +80,7 @@ impl Effects {
         let failed = |error| BrokerError::operation(format!("replace {subject}"))(error);
         loop {
             let (seq, before) = reserved(&self.broker, tenant).await?;
-            let after = apply(&before, quota, change);
+            let after = change.apply(&before, quota);
             if after.entries == before.entries && !change.fence {
                 return Ok((seq, before));
             }

@@ -8,7 +8,7 @@ use async_nats::jetstream::message::PublishMessage;
 use bytes::Bytes;
 use fiec_broker::{AppendError, BrokerError, Draft, Entry, feed, outbox, store};
 use fiec_policy::Good;
-use fiec_policy::verification::Named;
+use fiec_policy::Named;
 use fiec_schemas::messages::{ControlRequest, NodeEventKind, Record};
 use fiec_schemas::trust::{Quarantine, Quarantined, Released, Verdict, VerifiedUpTo};
 use fiec_schemas::{

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::Ticket;
 use super::refusal::YieldRefusal;
-use crate::quotas::change::Change;
+use crate::quotas::Change;
 
 /// The boundary from which an execution resumes after a wrong result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -166,7 +166,7 @@ pub enum Action {
         /// The tenant of both.
         tenant: Tenant,
     },
-    /// Change a tenant's reservations by [`crate::quotas::change::apply`]. The answer is
+    /// Change a tenant's reservations by [`Change::apply`]. The answer is
     /// `Input::Reserved`.
     Reserve {
         /// The tenant.

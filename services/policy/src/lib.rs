@@ -5,18 +5,32 @@
 //! pushes actions that a shell carries out. The same inputs give the same actions.
 //!
 //! ```text
-//!  submissions ─┐                                     ┌─▶ Append (compare-and-set on the ledger)
-//!  ledger feed ─┤   cluster: nodes × executions       ├─▶ SendCapsule, Control, Probe
-//!  vectors ─────┼─▶ hysteresis ▶ placement ▶ engine ──┼─▶ Record, Refuse, FetchSpec
-//!  probes, tick ┘
+//!  submissions ─┐   ┌──────────── lifecycle ─────────────┐   ┌─▶ Append (compare-and-set on the ledger)
+//!  ledger feed ─┤   │ cluster: nodes × executions        │   ├─▶ SendCapsule, Control, Probe
+//!  vectors ─────┼─▶ │ hysteresis ▶ placement ▶ binding   │ ──┼─▶ Record, Refuse, FetchSpec
+//!  probes, tick ┘   └───────┬─────────────────▲──────────┘   └─▶ …
+//!                  gate: hears, asks, leaves  │ reads, orders
+//!                   ┌───────▼─────────────────┴──────────┐
+//!                   │ the machines, each by itself       │
+//!                   └────────────────────────────────────┘
 //! ```
+//!
+//! * `policy`: the order of a step and of the machines.
+//! * `lifecycle`: nodes, executions, and all that changes them.
+//! * The machines: `verification` compares what nodes compute, `spreading` divides ranges among
+//!   nodes, `prerequisites` has executions wait for others, `quotas` limits what runs, `gangs`
+//!   starts executions together, `parking` keeps executions on a node without computing, `sharing`
+//!   preempts, `reallocation` moves executions between devices, `explanation` says why.
+//! * The types of a step: `input`, `action`, `submission`, `refusal`, `view`, `config`.
+//!
+//! Which module names which is tested (`tests/machine_arrows.rs`).
 //!
 //! Invariants: a destination is alive, viable and compatible when it is chosen. An execution has at
 //! most one append or order of this replica in flight. It is rebound for pressure at most ⌈T/dwell⌉
 //! + 1 times in a time T. Silence alone never moves an execution; an unanswered probe does.
 
 mod action;
-pub mod config;
+mod config;
 mod explanation;
 mod fate;
 mod gangs;
@@ -31,25 +45,23 @@ mod refusal;
 mod sharing;
 mod spreading;
 mod submission;
-pub mod time;
-pub mod verification;
-pub mod view;
+mod time;
+mod verification;
+mod view;
 
 pub use action::{Action, Good};
 pub use config::Config;
 pub use explanation::Duties;
 pub use fate::{Fate, Seen};
 pub use input::{ControlOutcome, Input, Judged, Remembered, Ticket};
-pub use lifecycle::cluster::{hysteresis, quick};
+pub use lifecycle::cluster::hysteresis::{Automaton, State};
+pub use lifecycle::cluster::quick::QuickMap;
 pub use lifecycle::order::Discipline;
-pub use lifecycle::replicas;
+pub use lifecycle::replicas::Replicas;
 pub use policy::Policy;
+pub use quotas::Change;
 pub use refusal::{UnknownNode, YieldRefusal};
 pub use submission::{NewExecution, Submitted};
 pub use time::{Millis, Now};
+pub use verification::Named;
 pub use view::LedgerView;
-
-/// Changes to the reservations of a tenant.
-pub mod reservations {
-    pub use crate::quotas::change::{Change, apply};
-}

@@ -1,14 +1,14 @@
-//! The engine: one input and one moment go in, actions come out.
+//! The order of a step: one input and one moment go in, actions come out.
 //!
-//! [`Lifecycle`] has nodes and executions, and only it can write them. What stands here reads them, and
-//! changes them by its methods.
+//! Two halves: the life cycle has nodes and executions, and only it can write them. The machines
+//! stand beside it, and each keeps what is its own. They hear of messages, answer questions before a
+//! binding, and take over what the life cycle cannot go on with. None calls another one: whose turn
+//! it is stands here, in [`gate`] and in [`admission`].
 //!
-//! * [`input`] and [`action`]: the types of a step; [`refusal`]: why a request is refused;
-//!   [`questions`]: what others may ask.
-//! * [`machines`]: the machines beside the life cycle; [`admission`]: what must hold before an execution
-//!   may wait for a place.
-//! * [`why`] explains to people, [`tell`] records explanations, [`offers`] lists programs,
-//!   [`duties`] counts who must act next.
+//! * [`machines`]: the machines.
+//! * [`gate`]: what they hear of a message, and what they answer, in order.
+//! * [`admission`]: what must hold before an execution may wait for a place, in order.
+//! * [`questions`]: what others may ask; nothing changes by it.
 
 mod admission;
 mod gate;
@@ -21,21 +21,20 @@ use crate::config::Config;
 use crate::explanation::Reports;
 use crate::lifecycle::Lifecycle;
 use crate::submission::{NewExecution, Submitted};
-use crate::{Action, Input};
-use machines::Machines;
-
 use crate::time::{Millis, Now};
 use crate::view::LedgerView;
+use crate::{Action, Input};
+use machines::Machines;
 
 /// All state of the policy.
 #[derive(Debug)]
 pub struct Policy {
     /// Nodes and executions, and what changes them.
-    pub(crate) life: Lifecycle,
+    life: Lifecycle,
     /// What stands beside the life cycle.
-    pub(crate) machines: Machines,
+    machines: Machines,
     /// Reports on waiting executions.
-    pub(crate) reports: Reports,
+    reports: Reports,
 }
 
 impl Policy {

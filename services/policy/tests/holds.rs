@@ -6,7 +6,7 @@ mod world;
 
 use std::sync::Arc;
 
-use fiec_policy::replicas::Replicas;
+use fiec_policy::Replicas;
 use fiec_policy::{Input, Millis};
 use fiec_schemas::{Cause, Event, InstanceId, Phase};
 use uuid::Uuid;

@@ -6,7 +6,7 @@ mod world;
 
 use std::sync::Arc;
 
-use fiec_policy::replicas::Replicas;
+use fiec_policy::Replicas;
 use fiec_policy::{Config, Input, Millis};
 use fiec_schemas::quota::Quota;
 use fiec_schemas::scheduling::Rule;

@@ -49,7 +49,7 @@ fn after_the_broker_lost_messages_nothing_is_bound_until_holders_had_time_to_app
 fn taken_over_after(leaving: bool) -> u64 {
     let mut w = World::new(2);
     let is_its = |id: &InstanceId| {
-        let mut replicas = fiec_policy::replicas::Replicas::new(InstanceId(Uuid::from_u128(1)));
+        let mut replicas = fiec_policy::Replicas::new(InstanceId(Uuid::from_u128(1)));
         replicas.heard(Millis(0), *id, false);
         !replicas.prefers_self(World::id(1).0.as_bytes())
     };

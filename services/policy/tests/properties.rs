@@ -6,7 +6,7 @@ mod world;
 
 use std::collections::BTreeMap;
 
-use fiec_policy::hysteresis::{Automaton, State};
+use fiec_policy::{Automaton, State};
 use fiec_policy::{ControlOutcome, Input, Millis};
 use fiec_schemas::hardware::default_thresholds;
 use fiec_schemas::messages::ControlRequest;

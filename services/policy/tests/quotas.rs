@@ -7,7 +7,7 @@ mod world;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use fiec_policy::reservations::{Change, apply};
+use fiec_policy::Change;
 use fiec_policy::{Action, Config, Input, Judged, LedgerView, Millis, NewExecution, Now, Policy};
 use fiec_policy::{Fate, Seen};
 use fiec_schemas::quota::{Quota, Reservations};
@@ -346,7 +346,7 @@ impl Race {
                 }
             }
             Asked::Reserve(quota, change) => {
-                let after = apply(&self.table.1, quota.as_ref(), &change);
+                let after = change.apply(&self.table.1, quota.as_ref());
                 if after != self.table.1 || change.fence {
                     self.table = (self.table.0 + 1, after);
                     for service in &mut self.services {

@@ -1,9 +1,9 @@
 //! Explanation: what people and programs are told of nodes and executions.
 //!
-//! * [`why`] explains one execution, and what a change would do; [`reports`] records explanations of
+//! * [`mod@why`] explains one execution, and what a change would do; [`reports`] records explanations of
 //!   those that wait.
-//! * [`nodes`] describes nodes, [`offers`] what they offer to programs.
-//! * [`duties`] counts who must act next, [`beliefs`] lists what this service knows.
+//! * [`nodes`] describes nodes, [`mod@offers`] what they offer to programs.
+//! * [`mod@duties`] counts who must act next, [`mod@beliefs`] lists what this service knows.
 //!
 //! It keeps the last report on each waiting execution. It reads the cluster, asks the machines for
 //! reasons ([`Reasons`]), and changes nothing but the records that it pushes. Given up: an explanation

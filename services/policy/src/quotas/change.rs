@@ -34,6 +34,57 @@ impl Change {
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
+
+    /// Returns the reservations after a self.
+    pub fn apply(&self, before: &Reservations, quota: Option<&Quota>) -> Reservations {
+        let mut entries: BTreeMap<ExecutionId, Reservation> = before
+            .entries
+            .iter()
+            .map(|entry| (entry.execution, entry.clone()))
+            .collect();
+        for (id, by) in &self.free {
+            if entries.get(id).is_some_and(|entry| entry.by == *by) {
+                entries.remove(id);
+            }
+        }
+        for (id, from, to, seq) in &self.take {
+            if let Some(entry) = entries.get_mut(id).filter(|entry| entry.by == *from) {
+                (entry.by, entry.firm) = (*to, Some(*seq));
+            }
+        }
+        for (id, by, bytes) in &self.amend {
+            if let Some(entry) = entries.get_mut(id).filter(|entry| entry.by == *by) {
+                entry.memory_bytes = *bytes;
+            }
+        }
+        for entry in &self.adopt {
+            // Beyond the size limit of a message, running executions are adopted after others have
+            // ended.
+            if entries.len() < RESERVATIONS_LIMIT {
+                let known = entries.entry(entry.execution);
+                known.or_insert_with(|| entry.clone());
+            }
+        }
+        let mut sum = Sum::of(entries.values());
+        for set in &self.sets {
+            let new: Vec<Reservation> = set
+                .iter()
+                .filter(|entry| !entries.contains_key(&entry.execution))
+                .cloned()
+                .collect();
+            if sum.admits(quota, &new).is_err() {
+                continue;
+            }
+            for entry in new {
+                sum.add(&entry);
+                entries.insert(entry.execution, entry);
+            }
+        }
+        Reservations {
+            v: 1,
+            entries: entries.into_values().collect(),
+        }
+    }
 }
 
 /// Reason why a set is not reserved.
@@ -159,57 +210,6 @@ impl Sum {
     }
 }
 
-/// Returns the reservations after a change.
-pub fn apply(before: &Reservations, quota: Option<&Quota>, change: &Change) -> Reservations {
-    let mut entries: BTreeMap<ExecutionId, Reservation> = before
-        .entries
-        .iter()
-        .map(|entry| (entry.execution, entry.clone()))
-        .collect();
-    for (id, by) in &change.free {
-        if entries.get(id).is_some_and(|entry| entry.by == *by) {
-            entries.remove(id);
-        }
-    }
-    for (id, from, to, seq) in &change.take {
-        if let Some(entry) = entries.get_mut(id).filter(|entry| entry.by == *from) {
-            (entry.by, entry.firm) = (*to, Some(*seq));
-        }
-    }
-    for (id, by, bytes) in &change.amend {
-        if let Some(entry) = entries.get_mut(id).filter(|entry| entry.by == *by) {
-            entry.memory_bytes = *bytes;
-        }
-    }
-    for entry in &change.adopt {
-        // Beyond the size limit of a message, running executions are adopted after others have
-        // ended.
-        if entries.len() < RESERVATIONS_LIMIT {
-            let known = entries.entry(entry.execution);
-            known.or_insert_with(|| entry.clone());
-        }
-    }
-    let mut sum = Sum::of(entries.values());
-    for set in &change.sets {
-        let new: Vec<Reservation> = set
-            .iter()
-            .filter(|entry| !entries.contains_key(&entry.execution))
-            .cloned()
-            .collect();
-        if sum.admits(quota, &new).is_err() {
-            continue;
-        }
-        for entry in new {
-            sum.add(&entry);
-            entries.insert(entry.execution, entry);
-        }
-    }
-    Reservations {
-        v: 1,
-        entries: entries.into_values().collect(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -257,14 +257,11 @@ mod tests {
 
     #[test]
     fn a_set_is_granted_in_full_or_not_at_all() {
-        let table = apply(
-            &Reservations::default(),
-            Some(&quota(3)),
-            &sets(&[&[1, 2], &[3, 4], &[5]]),
-        );
+        let table =
+            sets(&[&[1, 2], &[3, 4], &[5]]).apply(&Reservations::default(), Some(&quota(3)));
         assert_eq!(ids(&table), [1, 2, 5]);
         // Existing entries use no further room.
-        let again = apply(&table, Some(&quota(3)), &sets(&[&[1, 2], &[6]]));
+        let again = sets(&[&[1, 2], &[6]]).apply(&table, Some(&quota(3)));
         assert_eq!(ids(&again), [1, 2, 5]);
     }
 
@@ -275,7 +272,7 @@ mod tests {
             ..sets(&[&[3]])
         };
         assert_eq!(
-            ids(&apply(&Reservations::default(), Some(&quota(1)), &change)),
+            ids(&change.apply(&Reservations::default(), Some(&quota(1)))),
             [1, 2]
         );
     }
@@ -287,7 +284,7 @@ mod tests {
             adopt: (0..limit + 10).map(|n| entry(n, 1)).collect(),
             ..Change::default()
         };
-        let table = apply(&Reservations::default(), None, &change);
+        let table = change.apply(&Reservations::default(), None);
         assert_eq!(table.entries.len(), RESERVATIONS_LIMIT);
         // Ended executions make room for the rest.
         let change = Change {
@@ -295,14 +292,14 @@ mod tests {
             adopt: vec![entry(limit, 1)],
             ..Change::default()
         };
-        let table = ids(&apply(&table, None, &change));
+        let table = ids(&change.apply(&table, None));
         assert_eq!((table.len(), table[0]), (RESERVATIONS_LIMIT, 1));
         assert_eq!(table.last(), Some(&limit));
     }
 
     #[test]
     fn only_its_owner_frees_a_reservation_and_what_is_taken_over_is_firm() {
-        let table = apply(&Reservations::default(), None, &sets(&[&[1, 2]]));
+        let table = sets(&[&[1, 2]]).apply(&Reservations::default(), None);
         let (one, two) = (table.entries[0].execution, table.entries[1].execution);
         let (owner, other) = (table.entries[0].by, InstanceId(Uuid::from_u128(9)));
         let change = Change {
@@ -310,7 +307,7 @@ mod tests {
             take: vec![(one, owner, other, 7)],
             ..Change::default()
         };
-        let table = apply(&table, None, &change);
+        let table = change.apply(&table, None);
         assert_eq!(ids(&table), [1]);
         assert_eq!(
             (table.entries[0].by, table.entries[0].firm),
@@ -337,7 +334,7 @@ mod tests {
         };
         // The third would make it two at once, and there are two already. The fourth fits within
         // three.
-        let table = apply(&Reservations::default(), None, &change);
+        let table = change.apply(&Reservations::default(), None);
         assert_eq!(ids(&table), [1, 2, 4]);
     }
 
@@ -356,7 +353,7 @@ mod tests {
             sets: vec![vec![device(1)], vec![device(2)], vec![entry(3, 1)]],
             ..Change::default()
         };
-        let table = apply(&Reservations::default(), Some(&quota), &change);
+        let table = change.apply(&Reservations::default(), Some(&quota));
         assert_eq!(ids(&table), [1, 3]);
         let sum = Sum::of(&table.entries);
         let words = sum.admits(Some(&quota), &[device(2)]).unwrap_err();

@@ -36,7 +36,7 @@
 
 mod adopting;
 mod batch;
-pub(crate) mod change;
+mod change;
 mod excess;
 mod freeing;
 mod reserving;
@@ -52,6 +52,8 @@ use crate::lifecycle::Lifecycle;
 use crate::time::Millis;
 use batch::Limited;
 use table::{Place, Queued, Table, Trimmed};
+
+pub use change::Change;
 
 /// After this many answers in a row that are older than the known state, the answer counts.
 const BEHIND: u8 = 3;

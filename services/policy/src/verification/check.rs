@@ -1,5 +1,5 @@
 //! Verification of one execution: its claims and their results, derived from its ledger's
-//! boundaries. The engine chooses the verifiers and acts on the results.
+//! boundaries. [`super::verifiers`] chooses who computes them again.
 
 use std::collections::{BTreeSet, VecDeque};
 

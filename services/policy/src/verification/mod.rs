@@ -9,7 +9,7 @@
 //!                                                of both are awaited
 //! ```
 //!
-//! * [`Check`]: what of one execution is claimed and verified, made of [`Claim`]s. It changes by
+//! * [`Check`]: what of one execution is claimed and verified, made of claims. It changes by
 //!   messages and results alone.
 //! * [`verifiers`] asks nodes to compute claims again, [`judge`] compares and decides.
 //! * [`standing`] follows the proofs of nodes and takes contracts away.

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use fiec_policy::reservations;
 use fiec_policy::{Action, Input};
 use fiec_policy::{Fate, Seen};
 use fiec_schemas::quota::{Quota, Reservations};
@@ -57,7 +56,7 @@ impl World {
                     change,
                 } => {
                     let (seq, table) = self.holds.tables.entry(tenant.clone()).or_default();
-                    let after = reservations::apply(table, quota.as_ref(), &change);
+                    let after = change.apply(table, quota.as_ref());
                     if after != *table || change.fence {
                         (*seq, *table) = (*seq + 1, after);
                     }

@@ -67,7 +67,7 @@ pub struct World {
     capsules: usize,
     recalls: Vec<ExecutionId>,
     /// The outputs that the ledgers name, as far as a stream would still show them.
-    pub named: BTreeMap<ExecutionId, fiec_policy::verification::Named>,
+    pub named: BTreeMap<ExecutionId, fiec_policy::Named>,
     /// The shell's open requests about holds, in order.
     pub holds: holds::Asked,
     /// Parts that the shell must make, in order.

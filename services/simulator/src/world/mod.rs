@@ -32,8 +32,8 @@ mod worker;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use fiec_policy::QuickMap;
 use fiec_policy::Seen;
-use fiec_policy::quick::QuickMap;
 use fiec_policy::{Config, ControlOutcome, Input, Millis, Now};
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::{

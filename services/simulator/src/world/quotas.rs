@@ -4,7 +4,7 @@
 
 use super::*;
 use crate::broken::Rule;
-use fiec_policy::reservations::{Change, apply};
+use fiec_policy::Change;
 use fiec_schemas::IdError;
 use fiec_schemas::quota::{Quota, Reservations};
 
@@ -277,7 +277,7 @@ impl<D: Decide> World<'_, D> {
     pub(super) fn reserve(&mut self, p: u8, life: u32, wish: Wish) -> Result<(), Wrong> {
         self.tally.reservations += 1;
         let book = &self.books[wish.tenant as usize];
-        let after = apply(&book.table, wish.quota.as_ref(), &wish.change);
+        let after = wish.change.apply(&book.table, wish.quota.as_ref());
         let news = after.entries != book.table.entries || wish.change.fence;
         let seq = book.seq;
         match wish.way {

@@ -1,7 +1,7 @@
 //! All places in the order in which an execution without a history would take them. One ranking is
 //! kept for each profile in use, so that a choice reads few places.
 //!
-//! * A ranking is updated on use: it ranks the nodes again that have [changed](crate::changes)
+//! * A ranking is updated on use: it ranks the nodes again that have [changed](crate::lifecycle::cluster::changes)
 //!   since.
 //! * Between two changes of its node, a place can only become worse: a vector becomes stale, a
 //!   proof expires, the queue of an idle node shrinks. So no stored rank is too low. A walk that
