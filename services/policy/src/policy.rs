@@ -30,7 +30,7 @@ use machines::Machines;
 #[derive(Debug)]
 pub struct Policy {
     /// Nodes and executions, and what changes them.
-    life: Lifecycle,
+    pub(crate) life: Lifecycle,
     /// What stands beside the life cycle.
     machines: Machines,
     /// Reports on waiting executions.
