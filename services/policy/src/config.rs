@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fiec_schemas::NodeId;
 use serde::{Deserialize, Serialize};
 
-use crate::lifecycle::order::Discipline;
+use crate::lifecycle::queue::order::Discipline;
 
 /// Tunable settings. They write and read themselves as JSON, for traces; what is not given has its
 /// default.

@@ -13,7 +13,7 @@ use super::why::why;
 use crate::Action;
 use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::Stage;
-use crate::lifecycle::queue::Cursor;
+use crate::lifecycle::queue::waiting::Cursor;
 use crate::time::Millis;
 
 /// Most waiting executions that are reported on.

@@ -1,4 +1,4 @@
-//! Chooses the leading gang, for which free places are kept ([`crate::lifecycle::leading`]).
+//! Chooses the leading gang, for which free places are kept ([`crate::lifecycle::queue::leading`]).
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use super::{Gangs, Members, is_ready};
 use crate::lifecycle::Lifecycle;
 use crate::lifecycle::bonds::GangKey;
 use crate::lifecycle::cluster::Stage;
-use crate::lifecycle::leading::{Leading, Turn};
-use crate::lifecycle::order;
+use crate::lifecycle::queue::leading::{Leading, Turn};
+use crate::lifecycle::queue::order;
 
 /// Interval between two choices of the leading gang, in ms.
 const LOOK_MS: u64 = 500;

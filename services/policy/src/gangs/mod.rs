@@ -18,7 +18,7 @@
 //! starts again at once.
 //!
 //! * [`placing`] binds the members and keeps them together.
-//! * [`leader`] chooses the gang for which free places are kept ([`crate::lifecycle::leading`]),
+//! * [`leader`] chooses the gang for which free places are kept ([`crate::lifecycle::queue::leading`]),
 //!   [`rooms`] and [`places`] find these.
 //!
 //! Given up: one gang at a time has places kept for it. With more, two gangs could wait for each

@@ -9,8 +9,8 @@ use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::NodeIx;
 use crate::lifecycle::cluster::places::{Claim, DeviceIx, Taken};
 use crate::lifecycle::cluster::profile::ProfileIx;
-use crate::lifecycle::leading::Leading;
 use crate::lifecycle::placement;
+use crate::lifecycle::queue::leading::Leading;
 use crate::time::Millis;
 
 /// Most nodes for which the start of a gang is estimated.

@@ -4,9 +4,9 @@
 use fiec_schemas::{Cause, ExecutionId, PhaseKind, Tenant};
 
 use super::Lifecycle;
-use super::bind::Placed;
 use super::bonds::BondSpec;
 use super::cluster::NodeIx;
+use crate::lifecycle::binding::bind::Placed;
 use crate::view::LedgerView;
 
 /// The machines, as the life cycle sees them.

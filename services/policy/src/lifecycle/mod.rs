@@ -3,58 +3,27 @@
 //!
 //! * [`cluster`]: nodes, executions, their indices, and [`cluster::hysteresis`].
 //! * [`placement`]: which place; [`placing`] asks it about the cluster as it is now.
-//! * [`parked`]: whether a parked execution can go on in its place.
-//! * [`transitions`]: the changes of an execution. [`bind`], [`orders`], [`leaving`], [`appends`],
-//!   [`aging`] use them.
-//! * [`nodes`], [`arriving`], [`starts`], [`trust`], [`reconcile`]: what nodes say, and their silence.
-//! * [`ledger`], [`pace`]: what ledgers say of nodes and of the pace of executions.
-//! * [`suspects`]: executions under which workers end.
-//! * [`leading`]: the gang for which places are kept, and who may take them all the same.
+//! * [`nodes`]: what nodes say, their silence, what they hold, and how they leave.
+//! * [`ledger`]: what ledgers say, and the results of this service's appends.
+//! * [`queue`]: who waits for a place, and in which order.
+//! * [`binding`]: bindings, and orders to the holders of executions.
+//! * [`transitions`] and [`writes`]: the changes of an execution, and what others may change of the
+//!   cluster.
 //! * [`bonds`]: what submissions say of other executions.
-//! * [`queue`]: who waits for a place, in the order of [`order`]; [`turn`]: whose turn it is.
-//! * [`rhythm`] learns the interval between boundaries and the cost of a move, [`regret`] the loss
-//!   by a preemption.
-//! * [`writes`]: what others may change of the cluster.
 //! * [`replicas`]: the other policy services, and who acts first.
+//! * [`gate`]: what the life cycle asks of the machines, leaves to them, and tells them.
 
-mod absent;
-mod aging;
-mod appends;
-mod arriving;
-pub(crate) mod bind;
-mod binding;
+pub(crate) mod binding;
 pub(crate) mod bonds;
 pub mod cluster;
-mod emptying;
-mod filling;
-mod following;
 pub(crate) mod gate;
-mod intake;
-pub(crate) mod leading;
-pub(crate) mod leaving;
-mod ledger;
-mod moving;
-mod news;
+pub(crate) mod ledger;
 mod nodes;
-pub mod order;
-pub(crate) mod orders;
-mod orphans;
-mod pace;
-mod parked;
 pub mod placement;
 mod placing;
-pub mod queue;
-mod reconcile;
-pub mod regret;
+pub(crate) mod queue;
 pub mod replicas;
-mod requests;
-pub mod rhythm;
-mod settling;
-mod starts;
-mod suspects;
 pub(crate) mod transitions;
-mod trust;
-mod turn;
 mod writes;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -65,10 +34,10 @@ use crate::Action;
 use crate::config::Config;
 use crate::lifecycle::cluster::strangers::Strangers;
 use crate::lifecycle::cluster::{Cluster, Stage};
+use crate::lifecycle::ledger::rhythm::{Rhythm, TakeUp};
 use crate::lifecycle::placement::Rankings;
-use crate::lifecycle::queue::{Sweep, Waiting};
+use crate::lifecycle::queue::waiting::{Sweep, Waiting};
 use crate::lifecycle::replicas::Replicas;
-use crate::lifecycle::rhythm::{Rhythm, TakeUp};
 use crate::time::{Millis, Now};
 
 /// The cluster as it is known, and the step that is made now.
@@ -103,7 +72,7 @@ pub(crate) struct Lifecycle {
     /// Cost of a start on a node.
     pub(crate) take_up: TakeUp,
     /// The gang for which free places are kept.
-    leading: Option<Box<leading::Leading>>,
+    leading: Option<Box<queue::leading::Leading>>,
     /// Live executions under which almost as many workers have ended as are allowed.
     suspects: BTreeSet<ExecutionId>,
     /// What submissions say of other executions.

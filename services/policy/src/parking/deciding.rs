@@ -4,7 +4,7 @@ use fiec_schemas::scheduling::WhenUnviable;
 use fiec_schemas::{Cause, ExecutionId, Signal};
 
 use crate::lifecycle::Lifecycle;
-use crate::lifecycle::bind::Placed;
+use crate::lifecycle::binding::bind::Placed;
 use crate::lifecycle::cluster::{NodeIx, Order, Presence, Stage, Wanted};
 use crate::parking::pause::{Pause, Room};
 use crate::parking::unviable::{self, Answer, Pressure};

@@ -17,7 +17,7 @@
 
 use fiec_schemas::scheduling::Keep;
 
-use crate::lifecycle::rhythm::transfer_ms;
+use crate::lifecycle::ledger::rhythm::transfer_ms;
 use crate::time::seconds;
 
 /// Assumed bandwidth between host and device if none was measured, in bytes per second: a slow PCI

@@ -5,7 +5,7 @@
 //! slice at least.
 //!
 //! A preempted execution waits in the queue like all others, by priority, tenant share and age.
-//! Shorter executions pass it for a bounded time only ([`crate::lifecycle::order`]). When its turn
+//! Shorter executions pass it for a bounded time only ([`crate::lifecycle::queue::order`]). When its turn
 //! comes and a slot is free, it resumes in its place. Others are preempted for it by the same rules.
 //! It moves to another node once it has waited longer than the move costs.
 //!
@@ -16,12 +16,12 @@ use fiec_schemas::{Cause, ExecutionId};
 
 use super::deciding::{memory_presses, pause_of};
 use crate::lifecycle::Lifecycle;
-use crate::lifecycle::bind::Placed;
+use crate::lifecycle::binding::bind::Placed;
+use crate::lifecycle::binding::orders::GivesWay;
 use crate::lifecycle::cluster::places::Claim;
 use crate::lifecycle::cluster::{Execution, NodeIx, Order, Stage, Wanted};
-use crate::lifecycle::orders::GivesWay;
 use crate::lifecycle::placement::{Ask, Leaving};
-use crate::lifecycle::regret;
+use crate::lifecycle::queue::regret;
 use crate::parking::pause::{self, Kept};
 use crate::time::Now;
 use crate::time::seconds;

@@ -8,7 +8,7 @@ use super::machines::Machines;
 use crate::explanation::Reasons;
 use crate::fate::Fate;
 use crate::lifecycle::Lifecycle;
-use crate::lifecycle::bind::Placed;
+use crate::lifecycle::binding::bind::Placed;
 use crate::lifecycle::bonds::{BondSpec, Bonds};
 use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::lifecycle::cluster::{Execution, NodeIx, Stage};

@@ -21,8 +21,8 @@ use super::excess::{self, Has};
 use super::table::Trimmed;
 use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::{Execution, Stage, Wanted};
-use crate::lifecycle::order;
-use crate::lifecycle::regret::Regret;
+use crate::lifecycle::queue::order;
+use crate::lifecycle::queue::regret::Regret;
 use crate::time::seconds;
 
 /// Most spared executions that a reason names.

@@ -33,7 +33,7 @@ use crate::lifecycle::cluster::places::{Claim, DeviceIx};
 use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::lifecycle::cluster::{NodeIx, Presence};
 use crate::lifecycle::placement::{Ask, Choice, Leaving};
-use crate::lifecycle::regret::residency_ms;
+use crate::lifecycle::queue::regret::residency_ms;
 use crate::time::Millis;
 use idle::Idle;
 

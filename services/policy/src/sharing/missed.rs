@@ -6,7 +6,7 @@ use fiec_schemas::{Cause, Event, ExecutionId, Fault, Timestamp};
 
 use super::Sharing;
 use crate::lifecycle::Lifecycle;
-use crate::lifecycle::bind::Placed;
+use crate::lifecycle::binding::bind::Placed;
 use crate::lifecycle::cluster::Stage;
 
 /// Time until an execution that has not failed yet is checked again, in µs.

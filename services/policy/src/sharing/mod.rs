@@ -8,7 +8,7 @@
 //!
 //! An execution is preempted for a higher priority, for a deadline at risk, for a tenant below its
 //! share, or for less attained service after a time slice. The victim has the lowest priority and then
-//! the least regret ([`crate::lifecycle::regret`]). It yields at its next boundary: to another place if
+//! the least regret ([`crate::lifecycle::queue::regret`]). It yields at its next boundary: to another place if
 //! there is one, else to a park or to the queue. Then the execution that takes its place is bound
 //! first.
 //!

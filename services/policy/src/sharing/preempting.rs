@@ -12,13 +12,13 @@ use fiec_schemas::{Cause, ExecutionId, Timestamp};
 use super::Sharing;
 use super::victims::{Victim, WINDOW};
 use crate::lifecycle::Lifecycle;
+use crate::lifecycle::binding::orders::GivesWay;
 use crate::lifecycle::cluster::Stage;
 use crate::lifecycle::cluster::profile::{Profile, ProfileIx};
 use crate::lifecycle::cluster::tenants::TenantIx;
-use crate::lifecycle::order::{self, Discipline, NEVER};
-use crate::lifecycle::orders::GivesWay;
 use crate::lifecycle::placement::{Ask, Leaving};
-use crate::lifecycle::queue::Waiter;
+use crate::lifecycle::queue::order::{self, Discipline, NEVER};
+use crate::lifecycle::queue::waiting::Waiter;
 
 /// Most waiting executions in one round.
 const CONTENDERS: usize = 16;

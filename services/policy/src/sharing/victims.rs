@@ -17,10 +17,10 @@ use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::places::Claim;
 use crate::lifecycle::cluster::tenants::TenantIx;
 use crate::lifecycle::cluster::{NodeIx, Presence, Stage};
-use crate::lifecycle::order::{self, Discipline};
 use crate::lifecycle::placement::Ask;
 use crate::lifecycle::placement::kept::KeptPlaces;
-use crate::lifecycle::regret::{Regret, residency_ms};
+use crate::lifecycle::queue::order::{self, Discipline};
+use crate::lifecycle::queue::regret::{Regret, residency_ms};
 use crate::time::Millis;
 use crate::time::seconds;
 

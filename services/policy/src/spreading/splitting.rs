@@ -15,7 +15,7 @@ use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::Stage;
 use crate::lifecycle::cluster::execution::Avoided;
 use crate::lifecycle::placement::Ask;
-use crate::lifecycle::regret::move_ms;
+use crate::lifecycle::queue::regret::move_ms;
 use crate::time::Millis;
 use crate::{Action, ControlOutcome};
 

@@ -6,7 +6,7 @@
 
 use fiec_schemas::{Cause, Event, ExecutionId, RequestKind};
 
-use super::Lifecycle;
+use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::Stage;
 
 impl Lifecycle {

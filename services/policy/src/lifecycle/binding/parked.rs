@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use fiec_schemas::ExecutionId;
 
-use super::Lifecycle;
-use super::placement::kept::KeptPlaces;
+use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::Presence;
 use crate::lifecycle::cluster::places::Claim;
+use crate::lifecycle::placement::kept::KeptPlaces;
 
 impl Lifecycle {
     /// True if the execution can go on where it is parked. `gone`: as if this claim were free.

@@ -3,8 +3,8 @@
 use fiec_schemas::substrate::HOST;
 use fiec_schemas::{Cause, EventKind, ExecutionId, PhaseKind, Submission};
 
-use super::Lifecycle;
 use crate::Action;
+use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::places::DeviceIx;
 use crate::lifecycle::cluster::profile::{Profile, ProfileIx};
 use crate::lifecycle::cluster::watch::Watch;

@@ -4,14 +4,14 @@ use std::cmp::Reverse;
 
 use fiec_schemas::{Cause, ExecutionId};
 
-use super::Lifecycle;
+use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::Execution;
 use crate::lifecycle::cluster::Stage;
 use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::lifecycle::cluster::tenants::TenantIx;
-use crate::lifecycle::order::{self, Discipline};
 use crate::lifecycle::placement::Ask;
-use crate::lifecycle::queue::{Cursor, LaneKey, Waiter};
+use crate::lifecycle::queue::order::{self, Discipline};
+use crate::lifecycle::queue::waiting::{Cursor, LaneKey, Waiter};
 use crate::time::Millis;
 
 /// Lanes of one effective priority, with their tenants' shares and cursors.

@@ -1,5 +1,15 @@
 //! Nodes: what they say, their silence, and what operators say of them.
 
+mod absent;
+mod arriving;
+mod emptying;
+pub(crate) mod leaving;
+mod news;
+mod orphans;
+mod reconcile;
+mod starts;
+mod trust;
+
 use std::sync::Arc;
 
 use fiec_schemas::messages::{NodeEventKind, Record, Viability};
@@ -7,7 +17,7 @@ use fiec_schemas::{
     HardwareVector, InstanceId, NodeDescriptor, NodeFlags, NodeId, Reading, Signal,
 };
 
-use super::Lifecycle;
+use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::hysteresis::State;
 use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::lifecycle::cluster::starts::Starts;

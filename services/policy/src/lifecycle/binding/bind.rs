@@ -2,7 +2,7 @@
 
 use fiec_schemas::{Cause, Event, ExecutionId, Tenant, Timestamp};
 
-use super::Lifecycle;
+use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::places::Claim;
 use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::lifecycle::cluster::{Attained, Execution, Presence, Stage};

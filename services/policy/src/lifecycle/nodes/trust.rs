@@ -7,8 +7,8 @@ use fiec_schemas::substrate::HOST;
 use fiec_schemas::trust::{Proof, Quarantine, Quarantined};
 use fiec_schemas::{Contract, NodeId};
 
-use super::Lifecycle;
 use crate::Action;
+use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::NodeIx;
 
 impl Lifecycle {

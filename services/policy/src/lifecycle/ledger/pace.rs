@@ -2,9 +2,9 @@
 
 use fiec_schemas::{Cause, EventKind, ExecutionId};
 
-use super::Lifecycle;
+use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::{Execution, Stage};
-use crate::lifecycle::regret;
+use crate::lifecycle::queue::regret;
 use crate::view::LedgerView;
 
 impl Lifecycle {

@@ -5,7 +5,7 @@ use fiec_schemas::messages::{ControlRequest, Destination};
 use fiec_schemas::substrate::HOST;
 use fiec_schemas::{Cause, Evidence, ExecutionId, NodeId};
 
-use super::Lifecycle;
+use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::places::Claim;
 use crate::lifecycle::cluster::watch::Watched;
 use crate::lifecycle::cluster::{Execution, NodeIx, Order, Stage, Wanted};

@@ -20,10 +20,10 @@ use std::cmp::Reverse;
 
 use fiec_schemas::ExecutionId;
 
-use super::Lifecycle;
-use super::gate::Gate;
-use crate::lifecycle::bind::Placed;
+use crate::lifecycle::Lifecycle;
+use crate::lifecycle::binding::bind::Placed;
 use crate::lifecycle::cluster::{NodeIx, Stage};
+use crate::lifecycle::gate::Gate;
 
 impl Lifecycle {
     /// Moves an execution whose node is excluded by a change. Returns true if the node is excluded.

@@ -2,13 +2,13 @@
 
 use fiec_schemas::{EventKind, ExecutionId, Submission};
 
-use super::Lifecycle;
-use super::gate::Gate;
 use crate::Action;
+use crate::lifecycle::Lifecycle;
 use crate::lifecycle::bonds::BondSpec;
 use crate::lifecycle::cluster::places::Claim;
 use crate::lifecycle::cluster::profile::{Profile, ProfileIx};
 use crate::lifecycle::cluster::{Attained, Execution, Presence, Stage};
+use crate::lifecycle::gate::Gate;
 use crate::time::Millis;
 use crate::view::LedgerView;
 

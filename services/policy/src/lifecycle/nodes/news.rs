@@ -2,9 +2,9 @@
 
 use fiec_schemas::{HardwareVector, InstanceId, NodeDescriptor, NodeFlags, NodeId};
 
-use super::Lifecycle;
-use super::gate::Gate;
+use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::NodeIx;
+use crate::lifecycle::gate::Gate;
 
 impl Lifecycle {
     pub(crate) fn descriptor(&mut self, gate: &mut impl Gate, descriptor: NodeDescriptor) {

@@ -2,10 +2,10 @@
 //! an autoscaled group, leave nothing behind. What an operator has said of a name stays: a cordon, a
 //! drain, a quarantine.
 
-use super::Lifecycle;
-use super::gate::Gate;
 use crate::Action;
+use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::{NodeIx, Presence};
+use crate::lifecycle::gate::Gate;
 use crate::time::Millis;
 
 /// Time between two reviews, in ms.

@@ -8,7 +8,7 @@
 
 use fiec_schemas::{Cause, Event, ExecutionId, Fault};
 
-use super::Lifecycle;
+use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::{Execution, NodeIx, Stage};
 use crate::time::Now;
 

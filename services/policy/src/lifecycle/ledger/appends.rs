@@ -2,7 +2,7 @@
 
 use fiec_schemas::{Event, ExecutionId, Phase};
 
-use super::Lifecycle;
+use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::Stage;
 use crate::lifecycle::cluster::places::Claim;
 

@@ -3,10 +3,10 @@
 use fiec_schemas::messages::Holding;
 use fiec_schemas::{ExecutionId, InstanceId};
 
-use super::Lifecycle;
-use super::cluster::execution::Missing;
-use super::cluster::{NodeIx, Presence, Stage};
 use crate::Action;
+use crate::lifecycle::Lifecycle;
+use crate::lifecycle::cluster::execution::Missing;
+use crate::lifecycle::cluster::{NodeIx, Presence, Stage};
 
 impl Lifecycle {
     /// Asks a node what it holds, if executions have started there and the last question is old

@@ -11,10 +11,10 @@
 use fiec_schemas::messages::Holding;
 use fiec_schemas::{ExecutionId, InstanceId, NodeId};
 
-use super::Lifecycle;
-use super::gate::Gate;
-use crate::lifecycle::bind::Placed;
+use crate::lifecycle::Lifecycle;
+use crate::lifecycle::binding::bind::Placed;
 use crate::lifecycle::cluster::NodeIx;
+use crate::lifecycle::gate::Gate;
 
 impl Lifecycle {
     /// Compares the executions that have started on a node with the node's answer.

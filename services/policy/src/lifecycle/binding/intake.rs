@@ -2,11 +2,11 @@
 
 use fiec_schemas::{Cause, Event};
 
-use super::Lifecycle;
-use super::bonds::BondSpec;
-use super::gate::Gate;
+use crate::lifecycle::Lifecycle;
+use crate::lifecycle::bonds::BondSpec;
 use crate::lifecycle::cluster::Stage;
 use crate::lifecycle::cluster::places::Claim;
+use crate::lifecycle::gate::Gate;
 use crate::lifecycle::placement::Ask;
 use crate::submission::{NewExecution, Submitted};
 

@@ -1,14 +1,23 @@
 //! Creates bindings: for waiting executions, and for those whose binding no worker starts.
 
+mod aging;
+pub(crate) mod bind;
+mod intake;
+mod moving;
+pub(crate) mod orders;
+mod parked;
+mod requests;
+mod suspects;
+
 use fiec_schemas::{Cause, ExecutionId};
 
-use super::Lifecycle;
-use super::gate::Gate;
 use crate::YieldRefusal;
-use crate::lifecycle::bind::Placed;
+use crate::lifecycle::Lifecycle;
+use crate::lifecycle::binding::bind::Placed;
+use crate::lifecycle::binding::orders::leaves;
 use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::lifecycle::cluster::{NodeIx, Stage};
-use crate::lifecycle::orders::leaves;
+use crate::lifecycle::gate::Gate;
 use crate::lifecycle::placement::{Ask, Choice};
 use crate::{Action, Ticket};
 

@@ -15,14 +15,14 @@ use std::sync::Arc;
 
 use fiec_schemas::{ExecutionId, Tenant, Timestamp};
 
-use super::Lifecycle;
-use super::bonds::GangKey;
-use super::placement::kept::KeptPlaces;
+use crate::lifecycle::Lifecycle;
+use crate::lifecycle::bonds::GangKey;
 use crate::lifecycle::cluster::Stage;
 use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::lifecycle::cluster::tenants::TenantIx;
-use crate::lifecycle::order::{self, Discipline, Rank};
-use crate::lifecycle::regret::residency_ms;
+use crate::lifecycle::placement::kept::KeptPlaces;
+use crate::lifecycle::queue::order::{self, Discipline, Rank};
+use crate::lifecycle::queue::regret::residency_ms;
 use crate::time::Millis;
 use crate::time::seconds;
 
@@ -232,7 +232,7 @@ mod tests {
             effective,
             share,
             rank: Rank {
-                deadline: crate::lifecycle::order::NEVER,
+                deadline: crate::lifecycle::queue::order::NEVER,
                 level: 0,
                 submitted_at: Timestamp::from_micros(at),
                 id: ExecutionId(Uuid::from_u128(1)),

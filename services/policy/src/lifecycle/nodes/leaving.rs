@@ -3,8 +3,8 @@
 use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::{Cause, ExecutionId, Timestamp};
 
-use super::Lifecycle;
 use crate::Action;
+use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::NodeIx;
 use crate::time::Millis;
 

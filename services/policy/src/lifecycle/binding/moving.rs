@@ -6,11 +6,11 @@ use std::collections::BTreeSet;
 
 use fiec_schemas::{Cause, ExecutionId, NodeId};
 
-use super::Lifecycle;
-use super::gate::Gate;
-use crate::lifecycle::bind::Placed;
+use crate::lifecycle::Lifecycle;
+use crate::lifecycle::binding::bind::Placed;
+use crate::lifecycle::binding::orders::leaves;
 use crate::lifecycle::cluster::{NodeIx, Stage};
-use crate::lifecycle::orders::leaves;
+use crate::lifecycle::gate::Gate;
 use crate::lifecycle::placement::Ask;
 use crate::{Action, Ticket};
 

@@ -2,9 +2,9 @@
 
 use fiec_schemas::{ExecutionId, Phase, Sequence};
 
-use super::Lifecycle;
-use super::gate::Gate;
+use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::Stage;
+use crate::lifecycle::gate::Gate;
 use crate::lifecycle::transitions::Settled;
 
 impl Lifecycle {

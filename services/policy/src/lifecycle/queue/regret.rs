@@ -20,9 +20,9 @@
 //! so that in any time T it is preempted at most T / residency + 1 times. Moves take no more than
 //! about 1 / preempt_residency_moves of its time, however expensive a move is.
 
-use super::rhythm::{Rhythm, TakeUp};
 use crate::config::Config;
 use crate::lifecycle::cluster::Execution;
+use crate::lifecycle::ledger::rhythm::{Rhythm, TakeUp};
 use crate::time::Millis;
 use crate::time::seconds;
 

@@ -1,14 +1,14 @@
 //! Binds waiting executions in order: effective priority, then tenant share, then rank within the
-//! tenant ([`crate::lifecycle::order`]).
+//! tenant ([`crate::lifecycle::queue::order`]).
 //!
 //! A round is bounded: it binds at most `burst` executions and tries four times as many. A failed
 //! try of an execution without a history of its own blocks its whole profile until something
 //! changes. A round that runs out of tries is continued by the next one.
 
-use super::Lifecycle;
-use super::gate::Gate;
-use crate::lifecycle::bind::Placed;
-use crate::lifecycle::queue::Sweep;
+use crate::lifecycle::Lifecycle;
+use crate::lifecycle::binding::bind::Placed;
+use crate::lifecycle::gate::Gate;
+use crate::lifecycle::queue::waiting::Sweep;
 
 impl Lifecycle {
     /// Binds waiting executions in order, as far as there is room. If the only change is a new
