@@ -1,4 +1,10 @@
-//! Creates bindings: for waiting executions, and for those whose binding no worker starts.
+//! Bindings: for waiting executions, and for those whose binding no worker starts.
+//!
+//! * [`intake`] takes submissions in, [`bind`] makes the events of a binding.
+//! * [`moving`] moves running executions, by [`orders`] to their holders; [`parked`]: whether one can
+//!   go on in its place.
+//! * [`requests`] carries out what a worker cannot any more; [`suspects`]: executions under which
+//!   workers end; [`aging`]: records that are about to be deleted.
 
 mod aging;
 pub(crate) mod bind;
