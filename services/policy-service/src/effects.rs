@@ -25,6 +25,7 @@ use crate::history::History;
 use crate::intake::{Cursor, Line};
 use crate::programs::Programs;
 use crate::reading::Reader;
+use crate::running::Running;
 use crate::vetting::Vetting;
 
 /// Time limit for fetching a large submission.
@@ -60,6 +61,8 @@ pub struct Effects {
     pub looking: Arc<Semaphore>,
     /// Reads messages that are checked as a whole.
     pub reader: Reader,
+    /// The effects that run.
+    pub running: Running,
 }
 
 /// Why a node's answer is missing or negative.
@@ -83,6 +86,30 @@ impl NoReply {
             | Self::Moving(reason)
             | Self::Silent(reason) => reason,
         }
+    }
+}
+
+/// What the core is told if an append panics: its result is unknown.
+pub fn panicked(execution: ExecutionId, ticket: Option<Ticket>) -> Outcome {
+    let reason = "its effect panicked".to_owned();
+    Outcome::Later(execution, ticket, Later::Failed(reason))
+}
+
+/// What the core is told of the answer to an order. None: the policy waits for the effect of the
+/// order, not for the answer.
+pub fn order_outcome(
+    request: &ControlRequest,
+    answer: ControlOutcome,
+    ticket: Option<Ticket>,
+) -> Option<Outcome> {
+    let (execution, epoch) = request.runner()?;
+    let epoch = epoch?;
+    match request {
+        ControlRequest::Split { .. } => Some(Outcome::Split(execution, epoch, answer)),
+        ControlRequest::Yield { .. }
+        | ControlRequest::Park { .. }
+        | ControlRequest::Unpark { .. } => Some(Outcome::Ordered(execution, epoch, answer, ticket)),
+        _ => None,
     }
 }
 
@@ -166,15 +193,9 @@ impl Effects {
                 ControlOutcome::NoAnswer
             }
         };
-        self.tell(match request {
-            ControlRequest::Split { .. } => Outcome::Split(execution, epoch, outcome),
-            ControlRequest::Yield { .. }
-            | ControlRequest::Park { .. }
-            | ControlRequest::Unpark { .. } => Outcome::Ordered(execution, epoch, outcome, ticket),
-            // The policy waits for the effect of other orders, not for their answer.
-            _ => return,
-        })
-        .await;
+        if let Some(outcome) = order_outcome(&request, outcome, ticket) {
+            self.tell(outcome).await;
+        }
     }
 
     /// Pings a node. Every answer shows that it is alive.

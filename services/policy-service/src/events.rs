@@ -103,6 +103,8 @@ pub enum Outcome {
     Recorded(u64, Result<(), String>),
     /// An operator's events were appended to a ledger. This is its tip.
     Changed(Box<Tip>, Vec<Event>),
+    /// A line of this message was lost: its effect panicked.
+    LineLost(Sequence),
     /// A question.
     Ask(Ask),
 }

@@ -36,6 +36,7 @@ mod pulling;
 mod reading;
 mod refusal;
 mod reservation;
+mod running;
 mod service;
 mod sources;
 mod spread;

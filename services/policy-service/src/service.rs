@@ -23,6 +23,7 @@ use crate::metrics::Metrics;
 use crate::programs::Programs;
 use crate::pulling::Intake;
 use crate::reading::Reader;
+use crate::running::Running;
 use crate::sources::SourceHealth;
 use crate::waiting::Waiting;
 use crate::{Options, ServiceError, acks, api, pulling, reservation, sources};
@@ -183,6 +184,7 @@ impl Life {
             history,
             looking: Arc::new(Semaphore::new(LOOKING)),
             reader: Reader::default(),
+            running: Running::new(outcomes_tx.clone()),
         };
         // One token ends every part, whatever the reason.
         let end = stop.child_token();

@@ -359,7 +359,8 @@ impl Effects {
                     if tip.state.phase.is_terminal() {
                         tracing::warn!(%execution, cause = cause.in_words(), "failed, since it cannot step back");
                         // No worker holds it, so no worker deletes its state.
-                        tokio::spawn(self.clone().forget_state(tip.state.clone()));
+                        self.running
+                            .run(None, self.clone().forget_state(tip.state.clone()));
                     } else {
                         tracing::warn!(%execution, to, cause = cause.in_words(), "stepped back");
                     }

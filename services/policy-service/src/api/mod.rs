@@ -110,7 +110,8 @@ pub async fn serve(
             continue;
         };
         let (api, turns) = (api.clone(), Arc::clone(&turns));
-        tokio::spawn(async move {
+        let running = api.effects.running.clone();
+        running.run(None, async move {
             if let Ok(_turn) = turns.acquire_owned().await {
                 api.answer(endpoint, request).await;
             }

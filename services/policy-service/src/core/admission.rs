@@ -7,6 +7,8 @@ use fiec_schemas::Tenant;
 use super::Core;
 use crate::allowance::Allowance;
 use crate::bounds::Gauge;
+use crate::effects::Effects;
+use crate::events::Outcome;
 use crate::intake::{Cursor, Line, Others};
 use crate::refusal::Refusal;
 use crate::vetting::Vetting;
@@ -30,7 +32,12 @@ impl Core {
     pub(super) fn vet(&self, cursor: Box<Cursor>) {
         let tenant = cursor.tenant.as_ref().ok();
         let allowance = tenant.map(|tenant| self.allowance(tenant));
-        tokio::spawn(self.effects.clone().vet_message(cursor, allowance));
+        let lost = Outcome::Recorded(
+            cursor.seq,
+            Err("the check of the message panicked".to_owned()),
+        );
+        let vetting = self.effects.clone().vet_message(cursor, allowance);
+        self.effects.running.run(lost, vetting);
     }
 
     /// Takes the result of checking a message as a whole. If other lines have taken its room
@@ -63,7 +70,7 @@ impl Core {
     /// before, that is looked up first.
     pub(super) fn refuse_excess(&mut self, line: Box<Line>, allowance: &Allowance) {
         if line.others != Others::Nobody && !line.is_new {
-            tokio::spawn(self.effects.clone().look_up_name(line));
+            self.run_for_line(line, Effects::look_up_name);
             return;
         }
         let error = allowance.refusal(0, 1);

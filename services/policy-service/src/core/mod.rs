@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Options;
 use crate::bounds::{Gauge, weight_of};
-use crate::effects::Effects;
+use crate::effects::{Effects, panicked};
 use crate::events::{Later, News, Outcome};
 use crate::intake::{Intake, Line};
 use crate::metrics::Metrics;
@@ -217,8 +217,11 @@ impl Core {
                     .await;
             }
         }
+        // Nobody takes the results of effects any more.
+        drop(outcomes);
         self.append_open_bindings().await;
         self.say_presence(true).await;
+        self.effects.running.end().await;
         let _ = self.effects.broker.client.flush().await;
     }
 
@@ -285,11 +288,13 @@ impl Core {
             }
             Phase::Completed => {
                 // No worker holds it, so no worker deletes its state.
-                tokio::spawn(self.effects.clone().forget_state(tip.state));
+                let forget = self.effects.clone().forget_state(tip.state);
+                self.effects.running.run(None, forget);
             }
             Phase::Failed | Phase::Cancelled | Phase::Returned => {
                 // A retry, or its holder, still reads its σ.
-                tokio::spawn(self.effects.clone().settle_outbox(tip.state));
+                let settle = self.effects.clone().settle_outbox(tip.state);
+                self.effects.running.run(None, settle);
             }
             Phase::Pending if self.tips.len() < TIPS && is_light(&tip) => {
                 self.tips.insert(execution, tip);
@@ -379,6 +384,7 @@ impl Core {
                     self.changed(*tip, events, false);
                 }
             }
+            Outcome::LineLost(message) => self.retry_lost_line(message).await,
             Outcome::Ask(ask) => self.ask(ask),
         }
     }
@@ -438,7 +444,8 @@ impl Core {
                 let known = self.policy.sequence(execution);
                 if let Some((tenant, known)) = self.policy.tenant(execution).zip(known) {
                     self.later += 1;
-                    tokio::spawn(self.effects.clone().reread(tenant, execution, known));
+                    let reread = self.effects.clone().reread(tenant, execution, known);
+                    self.effects.running.run(panicked(execution, None), reread);
                 }
                 Err(Refusal::Broker(reason))
             }

@@ -1,13 +1,14 @@
 //! Performs the policy's actions, records facts, and answers questions.
 
 use async_nats::jetstream::message::PublishMessage;
-use fiec_policy::{Action, Input};
+use fiec_policy::{Action, ControlOutcome, Input};
 use fiec_schemas::messages::{ControlRequest, NodeEventKind, Record, VIEW_PAGE, ViewReply};
 use fiec_schemas::trust::Proof;
 use fiec_schemas::{Event, LineError, subjects};
 
 use super::Core;
-use crate::events::Ask;
+use crate::effects::{order_outcome, panicked};
+use crate::events::{Ask, Outcome};
 
 impl Core {
     /// Performs the policy's actions.
@@ -29,9 +30,10 @@ impl Core {
                     let known = self.tips.remove(&execution).filter(|t| t.seq == expected);
                     self.later += 1;
                     let effects = self.effects.clone();
-                    tokio::spawn(
-                        effects.append(tenant, execution, expected, events, ticket, known),
-                    );
+                    let append = effects.append(tenant, execution, expected, events, ticket, known);
+                    self.effects
+                        .running
+                        .run(panicked(execution, ticket), append);
                 }
                 Action::Keep {
                     execution,
@@ -40,14 +42,17 @@ impl Core {
                 } => {
                     self.tips.remove(&execution);
                     self.later += 1;
-                    tokio::spawn(self.effects.clone().keep(tenant, execution, expected));
+                    let keep = self.effects.clone().keep(tenant, execution, expected);
+                    self.effects.running.run(panicked(execution, None), keep);
                 }
                 Action::SendCapsule {
                     execution,
                     tenant,
                     seq,
                 } => {
-                    tokio::spawn(self.effects.clone().capsule(tenant, execution, seq));
+                    self.effects
+                        .running
+                        .run(None, self.effects.clone().capsule(tenant, execution, seq));
                 }
                 Action::Control {
                     node,
@@ -69,21 +74,32 @@ impl Core {
                     let timeout = self.options.control_timeout;
                     if matches!(request, ControlRequest::Verify { .. }) {
                         let effects = self.effects.clone();
-                        tokio::spawn(effects.ask_to_verify(node, request, timeout));
+                        self.effects
+                            .running
+                            .run(None, effects.ask_to_verify(node, request, timeout));
                         continue;
                     }
-                    tokio::spawn(self.effects.clone().order(node, request, ticket, timeout));
+                    let owed = order_outcome(&request, ControlOutcome::NoAnswer, ticket);
+                    let order = self.effects.clone().order(node, request, ticket, timeout);
+                    self.effects.running.run(owed, order);
                 }
                 Action::Probe { node } => {
                     self.metrics.probes.inc();
-                    tokio::spawn(self.effects.clone().probe(node, self.options.probe_timeout));
+                    self.effects.running.run(
+                        None,
+                        self.effects.clone().probe(node, self.options.probe_timeout),
+                    );
                 }
                 Action::Forget { node, instance } => {
-                    tokio::spawn(self.effects.clone().forget(node, instance));
+                    self.effects
+                        .running
+                        .run(None, self.effects.clone().forget(node, instance));
                 }
                 Action::AskHoldings { node } => {
                     let timeout = self.options.control_timeout;
-                    tokio::spawn(self.effects.clone().ask_for_holdings(node, timeout));
+                    self.effects
+                        .running
+                        .run(None, self.effects.clone().ask_for_holdings(node, timeout));
                 }
                 Action::FetchSpec {
                     execution, tenant, ..
@@ -95,7 +111,10 @@ impl Core {
                     reason,
                 } => {
                     let effects = self.effects.clone();
-                    tokio::spawn(effects.quarantine(node, (contract, substrate), reason));
+                    self.effects.running.run(
+                        None,
+                        effects.quarantine(node, (contract, substrate), reason),
+                    );
                 }
                 Action::StepBack {
                     execution,
@@ -107,37 +126,51 @@ impl Core {
                     self.tips.remove(&execution);
                     self.later += 1;
                     let effects = self.effects.clone();
-                    tokio::spawn(effects.step_back(tenant, execution, culprit, good, cause));
+                    let back = effects.step_back(tenant, execution, culprit, good, cause);
+                    self.effects.running.run(panicked(execution, None), back);
                 }
                 Action::Lookup { execution, tenant } => {
-                    tokio::spawn(self.effects.clone().look_at_end(tenant, execution));
+                    self.effects
+                        .running
+                        .run(None, self.effects.clone().look_at_end(tenant, execution));
                 }
                 Action::MakePart {
                     part,
                     holder,
                     tenant,
                 } => {
-                    tokio::spawn(self.effects.clone().make_part(tenant, holder, part));
+                    self.effects
+                        .running
+                        .run(None, self.effects.clone().make_part(tenant, holder, part));
                 }
                 Action::Reserve {
                     tenant,
                     quota,
                     change,
                 } => {
-                    tokio::spawn(self.effects.clone().reserve(tenant, quota, change));
+                    let owed = Outcome::Reserved(tenant.clone(), None);
+                    let reserve = self.effects.clone().reserve(tenant, quota, change);
+                    self.effects.running.run(owed, reserve);
                 }
                 Action::Recall { execution, tenant } => {
-                    tokio::spawn(self.effects.clone().recall(execution, tenant));
+                    self.effects
+                        .running
+                        .run(None, self.effects.clone().recall(execution, tenant));
                 }
                 Action::Verified {
                     execution,
                     up_to,
                     drop,
                 } => {
-                    tokio::spawn(self.effects.clone().keep_verified(execution, up_to, drop));
+                    self.effects.running.run(
+                        None,
+                        self.effects.clone().keep_verified(execution, up_to, drop),
+                    );
                 }
                 Action::DropKept { execution, digest } => {
-                    tokio::spawn(self.effects.clone().drop_kept(execution, digest));
+                    self.effects
+                        .running
+                        .run(None, self.effects.clone().drop_kept(execution, digest));
                 }
                 Action::Record { record } => self.record(&record, None).await,
                 Action::Refuse { ticket, refusal } => {
@@ -167,7 +200,11 @@ impl Core {
             at: self.effects.broker.now(),
         };
         let effects = self.effects.clone();
-        tokio::spawn(async move { effects.record_rejection(record, message).await });
+        let lost = |message| Outcome::Recorded(message, Err("recording panicked".to_owned()));
+        let owed = message.map(lost);
+        self.effects.running.run(owed, async move {
+            effects.record_rejection(record, message).await
+        });
     }
 
     pub(super) async fn record(&mut self, record: &Record, id: Option<String>) {

@@ -10,7 +10,8 @@ use fiec_policy::Input;
 use fiec_schemas::{Event, ExecutionId, Fault, Submission, Tenant};
 
 use super::Core;
-use crate::events::NoSpec;
+use crate::effects::panicked;
+use crate::events::{NoSpec, Outcome};
 
 /// Submissions that are fetched at the same time.
 const AT_ONCE: usize = 8;
@@ -83,7 +84,10 @@ impl Core {
     /// Starts to fetch the submissions that are due.
     pub(super) fn fetch_specs(&mut self) {
         while let Some((tenant, execution)) = self.specs.next() {
-            tokio::spawn(self.effects.clone().fetch_spec(tenant, execution));
+            let panicked = NoSpec::Unknown("its effect panicked".to_owned());
+            let owed = Outcome::Spec(execution, Err(panicked));
+            let fetch = self.effects.clone().fetch_spec(tenant, execution);
+            self.effects.running.run(owed, fetch);
         }
     }
 
@@ -127,6 +131,7 @@ impl Core {
         };
         self.later += 1;
         let effects = self.effects.clone();
-        tokio::spawn(effects.append_while_pending(tenant, execution, event));
+        let append = effects.append_while_pending(tenant, execution, event);
+        self.effects.running.run(panicked(execution, None), append);
     }
 }

@@ -4,10 +4,11 @@
 use std::time::{Duration, Instant};
 
 use fiec_policy::{Input, NewExecution, Submitted};
-use fiec_schemas::{LineError, package};
+use fiec_schemas::{LineError, Sequence, package};
 
 use super::{Core, taken};
-use crate::events::UnderName;
+use crate::effects::Effects;
+use crate::events::{Outcome, UnderName};
 use crate::intake::{Check, Line, Next, Others, excerpt};
 
 /// Lines taken in before other news is handled.
@@ -85,24 +86,24 @@ impl Core {
     async fn check_line(&mut self, mut line: Box<Line>) -> bool {
         if line.check == Check::Program {
             if !self.effects.programs.has(&line.spec.program) {
-                tokio::spawn(self.effects.clone().look_up(line));
+                self.run_for_line(line, Effects::look_up);
                 return true;
             }
             line.check = Check::Size;
         }
         if line.check == Check::Size && line.tip.state.spec.is_none() {
-            tokio::spawn(self.effects.clone().store_large(line));
+            self.run_for_line(line, Effects::store_large);
             return true;
         }
         if matches!(line.check, Check::Size | Check::Name) {
             line.check = Check::Ledger;
             if self.must_look_up_name(&line) {
-                tokio::spawn(self.effects.clone().look_up_name(line));
+                self.run_for_line(line, Effects::look_up_name);
                 return true;
             }
         }
         if self.policy.knows(line.execution()) {
-            tokio::spawn(self.effects.clone().existing(line));
+            self.run_for_line(line, Effects::existing);
             return true;
         }
         if line.promise.is_none() {
@@ -163,6 +164,20 @@ impl Core {
         self.intake.put_back(line);
     }
 
+    /// Runs an effect that reports the line back.
+    pub(super) fn run_for_line<F>(
+        &self,
+        line: Box<Line>,
+        effect: impl FnOnce(Effects, Box<Line>) -> F,
+    ) where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let lost = Outcome::LineLost(line.message);
+        self.effects
+            .running
+            .run(lost, effect(self.effects.clone(), line));
+    }
+
     /// The line that waited got its slot.
     fn end_hold(&mut self) {
         if matches!(self.hold, Hold::Until(_)) {
@@ -196,6 +211,13 @@ impl Core {
     pub(super) async fn retry_line(&mut self, line: &Line, reason: String) {
         self.in_flight -= 1;
         self.intake.done(line.message, Err(reason)).await;
+    }
+
+    /// A line was lost with the effect that had it: its message is tried again.
+    pub(super) async fn retry_lost_line(&mut self, message: Sequence) {
+        self.in_flight -= 1;
+        let reason = "a check of one of its lines panicked".to_owned();
+        self.intake.done(message, Err(reason)).await;
     }
 
     /// The line never gets a ledger.

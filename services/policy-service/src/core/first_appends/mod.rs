@@ -36,6 +36,7 @@ use fiec_policy::{Input, LedgerView};
 use fiec_schemas::{Event, ExecutionId, NodeId, Phase};
 
 use super::Core;
+use crate::effects::Effects;
 use crate::intake::{Line, Others};
 pub use entrusted_bindings::EntrustedBindings;
 
@@ -103,7 +104,7 @@ impl Core {
             }
             Err(AppendError::Conflict) => {
                 self.metrics.conflicts.inc();
-                tokio::spawn(self.effects.clone().existing(line));
+                self.run_for_line(line, Effects::existing);
             }
             Err(error) => {
                 self.metrics.append_failures.inc();
@@ -138,7 +139,7 @@ impl Core {
         } else {
             // Another submission has the id.
             self.metrics.conflicts.inc();
-            tokio::spawn(self.effects.clone().existing(line));
+            self.run_for_line(line, Effects::existing);
         }
     }
 
