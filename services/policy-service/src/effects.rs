@@ -1,4 +1,4 @@
-//! Effects that the core starts and does not wait for: requests to nodes, later appends, reads.
+//! Effects that the core starts and does not wait for: requests to nodes, appends to ledgers that exist, reads.
 //! Most end with one [`Outcome`].
 
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use tokio::sync::Semaphore;
 use tokio::sync::mpsc::Sender;
 
 use crate::allowance::Allowance;
-use crate::events::{Later, NoSpec, Outcome, UnderName};
+use crate::events::{AppendEnd, NoSpec, Outcome, UnderName};
 use crate::history::History;
 use crate::intake::{Cursor, Line};
 use crate::programs::Programs;
@@ -92,7 +92,7 @@ impl NoReply {
 /// What the core is told if an append panics: its result is unknown.
 pub fn panicked(execution: ExecutionId, ticket: Option<Ticket>) -> Outcome {
     let reason = "its effect panicked".to_owned();
-    Outcome::Later(execution, ticket, Later::Failed(reason))
+    Outcome::Append(execution, ticket, AppendEnd::Failed(reason))
 }
 
 /// What the core is told of the answer to an order. None: the policy waits for the effect of the
@@ -262,41 +262,41 @@ impl Effects {
         ticket: Option<Ticket>,
         known: Option<Box<Tip>>,
     ) {
-        let later = match self
-            .append_later(&tenant, execution, expected, events, known)
+        let end = match self
+            .append_at(&tenant, execution, expected, events, known)
             .await
         {
-            Ok(later) => later,
-            Err(error) => Later::Failed(error.to_string()),
+            Ok(end) => end,
+            Err(error) => AppendEnd::Failed(error.to_string()),
         };
-        self.tell(Outcome::Later(execution, ticket, later)).await;
+        self.tell(Outcome::Append(execution, ticket, end)).await;
     }
 
-    async fn append_later(
+    async fn append_at(
         &self,
         tenant: &Tenant,
         execution: ExecutionId,
         expected: Sequence,
         events: Vec<Event>,
         known: Option<Box<Tip>>,
-    ) -> Result<Later, AppendError> {
+    ) -> Result<AppendEnd, AppendError> {
         let tip = match known {
             Some(tip) => *tip,
             None => match self.ledger.last_from(tenant, execution, expected).await? {
                 Some(last) if last.seq == expected => last.into(),
-                Some(last) => return Ok(Later::Overtaken(Box::new(last))),
-                None => return Ok(Later::Vanished),
+                Some(last) => return Ok(AppendEnd::Overtaken(Box::new(last))),
+                None => return Ok(AppendEnd::Vanished),
             },
         };
         let draft = Draft::new(&tip, events, &self.author, self.broker.now())?;
         match self.ledger.append(draft, bytes::Bytes::new()).await {
-            Ok(tip) => Ok(Later::Stored(Box::new(tip))),
+            Ok(tip) => Ok(AppendEnd::Stored(Box::new(tip))),
             Err(AppendError::Conflict) => {
                 let from = expected.saturating_add(1);
                 Ok(
                     match self.ledger.last_from(tenant, execution, from).await? {
-                        Some(last) => Later::Overtaken(Box::new(last)),
-                        None => Later::Vanished,
+                        Some(last) => AppendEnd::Overtaken(Box::new(last)),
+                        None => AppendEnd::Vanished,
                     },
                 )
             }
@@ -307,8 +307,8 @@ impl Effects {
     /// Appends the state of a ledger again, with σ.
     pub async fn keep(self, tenant: Tenant, execution: ExecutionId, expected: Sequence) {
         let kept = self.keep_at(&tenant, execution, expected).await;
-        let later = kept.unwrap_or_else(|error| Later::Failed(error.to_string()));
-        self.tell(Outcome::Later(execution, None, later)).await;
+        let end = kept.unwrap_or_else(|error| AppendEnd::Failed(error.to_string()));
+        self.tell(Outcome::Append(execution, None, end)).await;
     }
 
     async fn keep_at(
@@ -316,18 +316,18 @@ impl Effects {
         tenant: &Tenant,
         execution: ExecutionId,
         expected: Sequence,
-    ) -> Result<Later, AppendError> {
+    ) -> Result<AppendEnd, AppendError> {
         let last = match self.ledger.last(tenant, execution).await? {
             Some(last) if last.seq == expected => last,
-            Some(last) => return Ok(Later::Overtaken(Box::new(last))),
-            None => return Ok(Later::Vanished),
+            Some(last) => return Ok(AppendEnd::Overtaken(Box::new(last))),
+            None => return Ok(AppendEnd::Vanished),
         };
         let draft = Draft::keeping(&last.into(), &self.author, self.broker.now())?;
         match self.ledger.append(draft, bytes::Bytes::new()).await {
-            Ok(tip) => Ok(Later::Changed(Box::new(tip), Vec::new())),
+            Ok(tip) => Ok(AppendEnd::Changed(Box::new(tip), Vec::new())),
             Err(AppendError::Conflict) => Ok(match self.ledger.last(tenant, execution).await? {
-                Some(last) => Later::Overtaken(Box::new(last)),
-                None => Later::Vanished,
+                Some(last) => AppendEnd::Overtaken(Box::new(last)),
+                None => AppendEnd::Vanished,
             }),
             Err(error) => Err(error),
         }
@@ -340,15 +340,15 @@ impl Effects {
             Ok(Some(last)) if matches!(last.message.state.phase, Phase::Pending) => {
                 let (seq, tip) = (last.seq, Box::new(Tip::from(last)));
                 let events = vec![event];
-                self.append_later(&tenant, execution, seq, events, Some(tip))
+                self.append_at(&tenant, execution, seq, events, Some(tip))
                     .await
             }
-            Ok(Some(last)) => Ok(Later::Overtaken(Box::new(last))),
-            Ok(None) => Ok(Later::Vanished),
+            Ok(Some(last)) => Ok(AppendEnd::Overtaken(Box::new(last))),
+            Ok(None) => Ok(AppendEnd::Vanished),
             Err(error) => Err(error.into()),
         };
-        let later = appended.unwrap_or_else(|error| Later::Failed(error.to_string()));
-        self.tell(Outcome::Later(execution, None, later)).await;
+        let end = appended.unwrap_or_else(|error| AppendEnd::Failed(error.to_string()));
+        self.tell(Outcome::Append(execution, None, end)).await;
     }
 
     /// Reads the ledger that a first append met. The ledger may be empty for a moment, if an append
@@ -465,15 +465,15 @@ impl Effects {
         loop {
             tokio::time::sleep(READ_AGAIN).await;
             let read = self.ledger.last_from(&tenant, execution, known);
-            let later = match read.await {
-                Ok(Some(last)) => Later::Overtaken(Box::new(last)),
-                Ok(None) => Later::Vanished,
+            let end = match read.await {
+                Ok(Some(last)) => AppendEnd::Overtaken(Box::new(last)),
+                Ok(None) => AppendEnd::Vanished,
                 Err(error) => {
                     tracing::warn!(%execution, %error, "a ledger cannot be read yet");
                     continue;
                 }
             };
-            self.tell(Outcome::Later(execution, None, later)).await;
+            self.tell(Outcome::Append(execution, None, end)).await;
             return;
         }
     }

@@ -73,7 +73,7 @@ pub enum Outcome {
     /// A message was checked as a whole.
     Vetted(Box<Cursor>, Result<Vetting, Refusal>),
     /// Result of a later append.
-    Later(ExecutionId, Option<Ticket>, Later),
+    Append(ExecutionId, Option<Ticket>, AppendEnd),
     /// A binding whose capsule message must be sent again.
     Capsule(Box<CapsuleBinding>),
     /// A large submission was fetched. `None` if its execution has ended.
@@ -133,7 +133,7 @@ pub enum NoSpec {
 
 /// Result of a later append.
 #[derive(Debug)]
-pub enum Later {
+pub enum AppendEnd {
     /// It is stored.
     Stored(Box<Tip>),
     /// It is stored, with these events.

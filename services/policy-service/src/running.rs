@@ -63,7 +63,7 @@ impl Running {
 mod tests {
     use super::*;
     use crate::effects::panicked;
-    use crate::events::Later;
+    use crate::events::AppendEnd;
     use fiec_schemas::ExecutionId;
     use tokio::sync::mpsc;
     use uuid::Uuid;
@@ -77,7 +77,7 @@ mod tests {
         let id = ExecutionId(Uuid::from_u128(7));
         running.run(panicked(id, Some(3)), async { panic!("a defect") });
         let outcome = tokio::time::timeout(WITHIN, received.recv()).await.unwrap();
-        let Some(Outcome::Later(execution, ticket, Later::Failed(_))) = outcome else {
+        let Some(Outcome::Append(execution, ticket, AppendEnd::Failed(_))) = outcome else {
             panic!("{outcome:?}");
         };
         assert_eq!((execution, ticket), (id, Some(3)));

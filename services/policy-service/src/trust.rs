@@ -17,7 +17,7 @@ use fiec_schemas::{
 };
 
 use crate::effects::Effects;
-use crate::events::{Later, Outcome};
+use crate::events::{AppendEnd, Outcome};
 
 /// Attempts to change a key that other services change too.
 const ATTEMPTS: usize = 16;
@@ -293,11 +293,11 @@ impl Effects {
         cause: Cause,
     ) {
         let done = self.try_step_back(&tenant, execution, culprit.as_ref(), &good, &cause);
-        let later = match done.await {
-            Ok(later) => later,
-            Err(error) => Later::Failed(error.to_string()),
+        let end = match done.await {
+            Ok(end) => end,
+            Err(error) => AppendEnd::Failed(error.to_string()),
         };
-        self.tell(Outcome::Later(execution, None, later)).await;
+        self.tell(Outcome::Append(execution, None, end)).await;
     }
 
     async fn try_step_back(
@@ -307,18 +307,18 @@ impl Effects {
         culprit: Option<&NodeId>,
         good: &Good,
         cause: &Cause,
-    ) -> Result<Later, AppendError> {
+    ) -> Result<AppendEnd, AppendError> {
         let mut last = None;
         for _ in 0..ATTEMPTS {
             let Some(entry) = self.ledger.last(tenant, execution).await? else {
-                return Ok(Later::Vanished);
+                return Ok(AppendEnd::Vanished);
             };
             let state = &entry.message.state;
             let held = state.phase.binding().map(|b| &b.node);
             let away =
                 matches!(good, Good::BeforeTheCulprit) && held.is_none_or(|n| Some(n) != culprit);
             if state.phase.is_terminal() || away {
-                return Ok(Later::Overtaken(Box::new(entry)));
+                return Ok(AppendEnd::Overtaken(Box::new(entry)));
             }
             let to = match good {
                 Good::Known(place) => place.clone(),
@@ -364,15 +364,15 @@ impl Effects {
                     } else {
                         tracing::warn!(%execution, to, cause = cause.in_words(), "stepped back");
                     }
-                    return Ok(Later::Changed(Box::new(tip), events));
+                    return Ok(AppendEnd::Changed(Box::new(tip), events));
                 }
                 Err(AppendError::Conflict) => last = Some(entry),
                 Err(error) => return Err(error),
             }
         }
         Ok(match last {
-            Some(entry) => Later::Overtaken(Box::new(entry)),
-            None => Later::Vanished,
+            Some(entry) => AppendEnd::Overtaken(Box::new(entry)),
+            None => AppendEnd::Vanished,
         })
     }
 

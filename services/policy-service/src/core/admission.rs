@@ -17,7 +17,7 @@ impl Core {
     /// How many waiting executions a tenant has and may have.
     pub(super) fn allowance(&self, tenant: &Tenant) -> Allowance {
         let waiting = usize::try_from(self.policy.waiting_of(tenant)).unwrap_or(usize::MAX);
-        let promised = self.promised.get(tenant).map_or(0, Gauge::used);
+        let promised = self.lines.promised(tenant);
         let quota = self.policy.waiting_limit(tenant);
         Allowance {
             tenant: tenant.clone(),
@@ -49,21 +49,17 @@ impl Core {
     ) {
         let vetting = match vetting {
             Ok(vetting) => vetting,
-            Err(error) => return self.intake.vetted(cursor, Err(error)).await,
+            Err(error) => return self.lines.intake().vetted(cursor, Err(error)).await,
         };
-        let gauge = match &cursor.tenant {
+        let promise = match &cursor.tenant {
             Ok(tenant) if vetting.admitted > self.allowance(tenant).left() => {
                 return self.vet(cursor);
             }
-            Ok(tenant) => {
-                self.promised.retain(|_, gauge| gauge.used() > 0);
-                self.promised.entry(tenant.clone()).or_default().clone()
-            }
-            Err(_) => Gauge::default(),
+            Ok(tenant) => self.lines.promise(tenant, vetting.admitted),
+            Err(_) => Gauge::default().take(vetting.admitted),
         };
-        let promise = gauge.take(vetting.admitted);
         let vetted = Ok((vetting.refused, promise));
-        self.intake.vetted(cursor, vetted).await;
+        self.lines.intake().vetted(cursor, vetted).await;
     }
 
     /// Refuses a line with which too many executions would wait. If it may have been taken in

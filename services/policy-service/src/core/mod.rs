@@ -1,36 +1,37 @@
 //! The one task that owns the policy. It feeds the policy with events and performs its actions.
 
 mod admission;
+mod appends;
 mod first_appends;
+mod lines;
 mod news;
 mod perform;
 mod specs;
 mod submission_lines;
 mod ticks;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use appends::Appends;
 use fiec_broker::ledger::InFlight;
 use fiec_broker::{Tip, Unacknowledged};
 use fiec_policy::{Action, ControlOutcome, Input, LedgerView, Millis, Now, Policy, Ticket};
 use fiec_schemas::messages::CapsuleBinding;
 use fiec_schemas::trust::SignedProof;
-use fiec_schemas::{Event, ExecutionId, LedgerMessage, NodeId, Phase, Tenant};
+use fiec_schemas::{Event, ExecutionId, LedgerMessage, NodeId, Phase};
 use first_appends::EntrustedBindings;
 pub use first_appends::taken;
+use lines::Lines;
 use specs::Specs;
-use submission_lines::Hold;
 use tokio::sync::mpsc::{Receiver, Sender};
-use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::Options;
-use crate::bounds::{Gauge, weight_of};
 use crate::effects::{Effects, panicked};
-use crate::events::{Later, News, Outcome};
+use crate::events::{AppendEnd, News, Outcome};
 use crate::intake::{Intake, Line};
 use crate::metrics::Metrics;
 use crate::outbox::Outbox;
@@ -41,25 +42,8 @@ use crate::waiting::Waiting;
 
 /// Events taken from a channel at once.
 const BATCH: usize = 256;
-/// After a delayed line found a slot, the next line is delayed up to this many times longer. A line
-/// that is placed before its first append costs one message less.
-const HOLD_THAT_PAYS: u32 = 4;
-/// Most tips of waiting executions that are kept, so that a binding needs no read.
-const TIPS: usize = 4_000;
 /// Origin of the monotonic clock, in ms: one day, so that times before the start can be expressed.
 const ORIGIN_MS: u64 = 86_400_000;
-
-/// Most bytes of a tip that is kept.
-const TIP_BYTES: usize = 16 * 1024;
-
-/// True for a tip that takes little memory. A submission's text is short, but its parameters may be
-/// large.
-fn is_light(tip: &Tip) -> bool {
-    let spec = tip.state.spec.as_ref();
-    spec.is_none_or(|spec| weight_of(spec, 0) <= TIP_BYTES)
-}
-
-type Answer = oneshot::Sender<Result<String, Refusal>>;
 
 /// The core and its channels.
 pub struct Core {
@@ -73,18 +57,8 @@ pub struct Core {
     start: Instant,
     /// When the next tick is due.
     next_tick: Instant,
-    intake: Intake,
-    /// Executions of messages that were checked as a whole and that the policy does not count yet,
-    /// by tenant.
-    promised: HashMap<Tenant, Gauge>,
-    /// Lines that have left the intake and have no ledger yet: at most `options.in_flight`.
-    in_flight: usize,
-    /// Appends to ledgers that exist, and reads after a failed append.
-    later: usize,
-    /// Whether the next line waits for a slot.
-    hold: Hold,
-    /// The last delayed line got a slot.
-    hold_pays: bool,
+    lines: Lines,
+    appends: Appends,
     /// First appends in flight, in the order of sending.
     firsts: Sender<(Box<Line>, InFlight)>,
     /// Publishes that are not acknowledged.
@@ -92,12 +66,6 @@ pub struct Core {
     outbox: Outbox,
     /// First bindings that were left to their nodes.
     entrusted: EntrustedBindings,
-    /// Tips of executions that wait for a node, so that binding them needs no read.
-    tips: HashMap<ExecutionId, Box<Tip>>,
-    /// Receiver of each order's result, and the text that it gets if the worker accepts.
-    answers: HashMap<Ticket, (Answer, String)>,
-    /// The last ticket that was issued.
-    tickets: Ticket,
     /// The connection stood at the last tick. Only then does the silence of a node count.
     connected: bool,
     /// Last time this replica announced itself to the others.
@@ -130,23 +98,20 @@ impl Core {
             policy: Policy::new(options.policy.clone(), options.id),
             outbox: Outbox::new(options.capsule_batch.max(1), acks.clone()),
             entrusted: EntrustedBindings::default(),
-            intake: Intake::new(options.deliveries, waiting),
-            promised: HashMap::new(),
+            lines: Lines::new(
+                Intake::new(options.deliveries, waiting),
+                options.in_flight,
+                options.hold,
+            ),
+            appends: Appends::new(options.in_flight),
             options,
             effects,
             metrics,
             actions: Vec::new(),
             start: Instant::now(),
             next_tick: Instant::now(),
-            in_flight: 0,
-            later: 0,
-            hold: Hold::default(),
-            hold_pays: false,
             firsts,
             acks,
-            tips: HashMap::new(),
-            answers: HashMap::new(),
-            tickets: 0,
             connected: true,
             spoke: None,
             counted: None,
@@ -177,7 +142,7 @@ impl Core {
         let (mut some_news, mut some_outcomes) = (Vec::new(), Vec::new());
         loop {
             let (ready, next_tick) = (self.has_lines(), self.next_tick);
-            let may_pull = self.is_loaded() && !self.intake.is_crowded();
+            let may_pull = self.is_loaded() && !self.lines.is_crowded();
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
@@ -199,15 +164,15 @@ impl Core {
                 }
                 () = tokio::time::sleep_until(next_tick.into()) => self.tick(false).await,
                 Some(pulled) = submissions.recv(), if may_pull => {
-                    self.intake.push(pulled);
+                    self.lines.push(pulled);
                     // All waiting messages are taken at once. Their number is bounded, and the
                     // broker gets progress reports while they are open.
                     while let Ok(pulled) = submissions.try_recv() {
-                        self.intake.push(pulled);
+                        self.lines.push(pulled);
                     }
                 }
                 () = tokio::task::yield_now(), if ready => {}
-                () = self.hold.ends() => self.give_up_hold(),
+                () = self.lines.waits().ends() => self.lines.give_up_hold(self.policy.completions()),
             }
             self.round().await;
             self.entrusted.flush(&self.effects.broker).await;
@@ -229,16 +194,10 @@ impl Core {
         self.loaded.load(Ordering::Relaxed)
     }
 
-    /// Longest delay of a line if the nodes are full.
-    fn hold_for(&self) -> Duration {
-        let times = if self.hold_pays { HOLD_THAT_PAYS } else { 1 };
-        self.options.hold * times
-    }
-
     /// Takes lines in, lets the policy bind, and performs its actions.
     async fn round(&mut self) {
         self.take_lines_in().await;
-        if self.later < self.options.in_flight {
+        if self.appends.has_room() {
             let now = self.now();
             self.policy.act(now, &mut self.actions);
         }
@@ -296,9 +255,7 @@ impl Core {
                 let settle = self.effects.clone().settle_outbox(tip.state);
                 self.effects.running.run(None, settle);
             }
-            Phase::Pending if self.tips.len() < TIPS && is_light(&tip) => {
-                self.tips.insert(execution, tip);
-            }
+            Phase::Pending => self.appends.keep(tip),
             _ => {}
         }
     }
@@ -319,11 +276,13 @@ impl Core {
             Outcome::Program(line, found) => self.settle_program(line, found).await,
             Outcome::Name(line, found) => self.settle_name(line, found).await,
             Outcome::Vetted(cursor, verdict) => self.settle_vetting(cursor, verdict).await,
-            Outcome::Later(execution, ticket, later) => self.later(execution, ticket, later).await,
+            Outcome::Append(execution, ticket, end) => {
+                self.settle_append(execution, ticket, end).await;
+            }
             Outcome::Capsule(binding) => self.send(*binding).await,
             Outcome::Spec(execution, found) => self.fetched(execution, found),
             Outcome::Ordered(execution, epoch, outcome, ticket) => {
-                if let Some((answer, promise)) = ticket.and_then(|t| self.answers.remove(&t)) {
+                if let Some((answer, promise)) = self.appends.answer(ticket) {
                     let _ = answer.send(match &outcome {
                         ControlOutcome::Taken => Ok(promise),
                         ControlOutcome::Refused(reason) => {
@@ -377,14 +336,17 @@ impl Core {
                 instance,
                 held,
             }),
-            Outcome::Recorded(message, recorded) => self.intake.done(message, recorded).await,
+            Outcome::Recorded(message, recorded) => self.lines.recorded(message, recorded).await,
             Outcome::Changed(tip, events) => {
                 // The feed may have been faster, and shown that the execution has ended.
                 if self.policy.knows(tip.state.execution) {
                     self.changed(*tip, events, false);
                 }
             }
-            Outcome::LineLost(message) => self.retry_lost_line(message).await,
+            Outcome::LineLost(message) => {
+                let reason = "a check of one of its lines panicked".to_owned();
+                self.lines.done(message, Err(reason)).await;
+            }
             Outcome::Ask(ask) => self.ask(ask),
         }
     }
@@ -400,7 +362,7 @@ impl Core {
             return;
         };
         if let Ok(view) = LedgerView::read(&header, seq) {
-            self.tips.remove(&view.state.execution);
+            self.appends.forget(view.state.execution);
             self.follow_ledger(&view, reread);
         }
     }
@@ -415,35 +377,40 @@ impl Core {
         self.follow(&message, tip.seq, reread);
     }
 
-    async fn later(&mut self, execution: ExecutionId, ticket: Option<Ticket>, later: Later) {
-        self.later -= 1;
-        let answer = ticket.and_then(|t| self.answers.remove(&t));
-        let said = match later {
-            Later::Stored(tip) => {
+    /// Takes the result of an append to a ledger that exists.
+    async fn settle_append(
+        &mut self,
+        execution: ExecutionId,
+        ticket: Option<Ticket>,
+        end: AppendEnd,
+    ) {
+        let answer = self.appends.end(ticket);
+        let said = match end {
+            AppendEnd::Stored(tip) => {
                 self.stored(tip, false).await;
                 Ok(())
             }
-            Later::Changed(tip, events) => {
+            AppendEnd::Changed(tip, events) => {
                 self.changed(*tip, events, true);
                 Ok(())
             }
-            Later::Overtaken(entry) => {
+            AppendEnd::Overtaken(entry) => {
                 self.metrics.conflicts.inc();
                 self.reread(&entry.message, entry.seq);
                 let name = execution.to_string();
                 Err(Refusal::Overtaken { name })
             }
-            Later::Vanished => {
+            AppendEnd::Vanished => {
                 self.step(Input::Vanished { execution });
                 let name = execution.to_string();
                 Err(Refusal::LedgerGone { name })
             }
-            Later::Failed(reason) => {
+            AppendEnd::Failed(reason) => {
                 self.metrics.append_failures.inc();
                 tracing::warn!(%execution, reason, "an append failed; it is read again");
                 let known = self.policy.sequence(execution);
                 if let Some((tenant, known)) = self.policy.tenant(execution).zip(known) {
-                    self.later += 1;
+                    self.appends.begin_read(execution);
                     let reread = self.effects.clone().reread(tenant, execution, known);
                     self.effects.running.run(panicked(execution, None), reread);
                 }

@@ -39,9 +39,9 @@ impl Core {
                         {
                             self.metrics.bound(cause.as_str());
                         }
-                        let tip = self.tips.get(&item.execution);
+                        let tip = self.appends.tip(item.execution);
                         if tip.is_some_and(|tip| tip.seq < item.seq) {
-                            self.tips.remove(&item.execution);
+                            self.appends.forget(item.execution);
                         }
                         self.follow_ledger(&view, false);
                         self.settle_entrusted_binding(&view).await;

@@ -27,8 +27,7 @@ impl Core {
                             self.metrics.bound(cause.as_str());
                         }
                     }
-                    let known = self.tips.remove(&execution).filter(|t| t.seq == expected);
-                    self.later += 1;
+                    let known = self.appends.begin(execution, expected);
                     let effects = self.effects.clone();
                     let append = effects.append(tenant, execution, expected, events, ticket, known);
                     self.effects
@@ -40,8 +39,7 @@ impl Core {
                     tenant,
                     expected,
                 } => {
-                    self.tips.remove(&execution);
-                    self.later += 1;
+                    self.appends.begin_read(execution);
                     let keep = self.effects.clone().keep(tenant, execution, expected);
                     self.effects.running.run(panicked(execution, None), keep);
                 }
@@ -123,8 +121,7 @@ impl Core {
                     to: good,
                     cause,
                 } => {
-                    self.tips.remove(&execution);
-                    self.later += 1;
+                    self.appends.begin_read(execution);
                     let effects = self.effects.clone();
                     let back = effects.step_back(tenant, execution, culprit, good, cause);
                     self.effects.running.run(panicked(execution, None), back);
@@ -174,7 +171,7 @@ impl Core {
                 }
                 Action::Record { record } => self.record(&record, None).await,
                 Action::Refuse { ticket, refusal } => {
-                    if let Some((answer, _)) = self.answers.remove(&ticket) {
+                    if let Some((answer, _)) = self.appends.answer(Some(ticket)) {
                         let _ = answer.send(Err(refusal.into()));
                     }
                 }
@@ -310,13 +307,11 @@ impl Core {
                 who,
                 reply,
             } => {
-                self.tickets += 1;
-                let ticket = self.tickets;
                 let promise = match &to {
                     Some(to) => format!("it moves to {to} at its next boundary"),
                     None => "it moves to another node at its next boundary".to_owned(),
                 };
-                self.answers.insert(ticket, (reply, promise));
+                let ticket = self.appends.await_answer(reply, promise);
                 self.step(Input::Yield {
                     ticket,
                     execution,

@@ -129,7 +129,7 @@ impl Core {
             stderr: String::new(),
             fault: Some(Box::new(Fault::DataLost)),
         };
-        self.later += 1;
+        self.appends.begin_read(execution);
         let effects = self.effects.clone();
         let append = effects.append_while_pending(tenant, execution, event);
         self.effects.running.run(panicked(execution, None), append);

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use fiec_policy::{Input, NewExecution, Submitted};
-use fiec_schemas::{LineError, Sequence, package};
+use fiec_schemas::{LineError, package};
 
 use super::{Core, taken};
 use crate::effects::Effects;
@@ -17,59 +17,29 @@ const LINES_AT_ONCE: usize = 64;
 /// read.
 const LINES_WITHIN: Duration = Duration::from_millis(10);
 
-/// Whether the next line waits for a slot if all nodes are full. A line that gets a slot before its
-/// first append costs one ledger message; otherwise it costs three. The lines after it wait too.
-/// After [`Options::hold`](crate::Options) the line is appended without a slot.
-#[derive(Debug, Clone, Copy, Default)]
-pub enum Hold {
-    /// It may wait.
-    #[default]
-    Possible,
-    /// It waits until then.
-    Until(Instant),
-    /// The last line got no slot. The next one may wait after a further completion.
-    InVain { completions: u64 },
-}
-
-impl Hold {
-    /// Returns when the line has waited long enough.
-    pub async fn ends(self) {
-        match self {
-            Self::Until(moment) => tokio::time::sleep_until(moment.into()).await,
-            Self::Possible | Self::InVain { .. } => std::future::pending().await,
-        }
-    }
-}
-
 impl Core {
     /// True while a line may be taken in before anything else happens.
     pub(super) fn has_lines(&self) -> bool {
-        let waits = matches!(self.hold, Hold::Until(_));
-        self.is_loaded() && !self.intake.is_empty() && self.has_room() && !waits
-    }
-
-    fn has_room(&self) -> bool {
-        self.in_flight < self.options.in_flight && !self.intake.is_full()
+        self.is_loaded() && self.lines.has_next()
     }
 
     /// Takes lines in, as many as memory and time allow.
     pub(super) async fn take_lines_in(&mut self) {
         let began = Instant::now();
         for _ in 0..LINES_AT_ONCE {
-            if !self.has_room() || !self.is_loaded() || began.elapsed() > LINES_WITHIN {
+            if !self.lines.has_room() || !self.is_loaded() || began.elapsed() > LINES_WITHIN {
                 return;
             }
-            let Some(next) = self.intake.next() else {
+            let Some(next) = self.lines.next() else {
                 return;
             };
             match next {
                 Next::Line(line) => {
-                    self.in_flight += 1;
                     if !self.check_line(line).await {
                         return;
                     }
                 }
-                Next::End(message) => self.intake.settle(message).await,
+                Next::End(message) => self.lines.settle(message).await,
                 Next::Bad {
                     message,
                     tenant,
@@ -124,18 +94,17 @@ impl Core {
             spec: &line.spec,
             submitted_at: line.tip.state.submitted_at,
         };
-        let (now, may_hold) = (self.now(), self.may_hold());
+        let (now, may_hold) = (self.now(), self.lines.may_hold(self.policy.completions()));
         match self.policy.submit(now, new, may_hold, &mut self.actions) {
             Submitted::Append(events) => {
-                self.end_hold();
+                self.lines.end_hold();
                 // The policy counts it now.
                 line.promise = None;
                 self.begin_ledger(line, events).await;
                 true
             }
             Submitted::Hold => {
-                self.in_flight -= 1;
-                self.hold_line(line);
+                self.lines.hold(line);
                 false
             }
         }
@@ -148,20 +117,6 @@ impl Core {
         line.spec.id.is_some()
             && !self.policy.knows(line.execution())
             && (pays || self.effects.history.may_know_more())
-    }
-
-    fn may_hold(&self) -> bool {
-        match self.hold {
-            Hold::Possible | Hold::Until(_) => true,
-            Hold::InVain { completions } => completions != self.policy.completions(),
-        }
-    }
-
-    fn hold_line(&mut self, line: Box<Line>) {
-        if !matches!(self.hold, Hold::Until(_)) {
-            self.hold = Hold::Until(Instant::now() + self.hold_for());
-        }
-        self.intake.put_back(line);
     }
 
     /// Runs an effect that reports the line back.
@@ -178,51 +133,19 @@ impl Core {
             .run(lost, effect(self.effects.clone(), line));
     }
 
-    /// The line that waited got its slot.
-    fn end_hold(&mut self) {
-        if matches!(self.hold, Hold::Until(_)) {
-            self.hold = Hold::Possible;
-            self.hold_pays = true;
-        }
-    }
-
-    /// The line that waited got no slot in time, and is appended without one.
-    pub(super) fn give_up_hold(&mut self) {
-        self.hold_pays = false;
-        self.hold = Hold::InVain {
-            completions: self.policy.completions(),
-        };
-    }
-
-    /// Takes a line back after a check. The next check follows in its turn.
-    pub(super) fn resume_line(&mut self, mut line: Box<Line>, next: Check) {
-        self.in_flight -= 1;
-        line.check = next;
-        self.intake.resume(line);
-    }
-
     /// The line has its ledger.
     pub(super) async fn accept_line(&mut self, line: &Line) {
-        self.in_flight -= 1;
-        self.intake.done(line.message, Ok(())).await;
+        self.lines.done(line.message, Ok(())).await;
     }
 
     /// The line failed for a reason that may pass: its message is tried again.
     pub(super) async fn retry_line(&mut self, line: &Line, reason: String) {
-        self.in_flight -= 1;
-        self.intake.done(line.message, Err(reason)).await;
-    }
-
-    /// A line was lost with the effect that had it: its message is tried again.
-    pub(super) async fn retry_lost_line(&mut self, message: Sequence) {
-        self.in_flight -= 1;
-        let reason = "a check of one of its lines panicked".to_owned();
-        self.intake.done(message, Err(reason)).await;
+        self.lines.done(line.message, Err(reason)).await;
     }
 
     /// The line never gets a ledger.
     pub(super) fn refuse_line(&mut self, line: &Line, field: &str, reason: String) {
-        self.in_flight -= 1;
+        self.lines.refused();
         let error = LineError {
             line: line.number,
             field: field.to_owned(),
@@ -236,7 +159,7 @@ impl Core {
     /// Takes the result of looking up a line's program.
     pub(super) async fn settle_program(&mut self, line: Box<Line>, found: Result<bool, String>) {
         match found {
-            Ok(true) => self.resume_line(line, Check::Size),
+            Ok(true) => self.lines.resume(line, Check::Size),
             Ok(false) => {
                 let error = package::unregistered(&line.spec.program);
                 self.refuse_line(&line, &error.field, error.reason);
@@ -258,13 +181,13 @@ impl Core {
                 if line.others == Others::SameName {
                     line.others = Others::Nobody;
                 }
-                self.resume_line(line, Check::Ledger);
+                self.lines.resume(line, Check::Ledger);
             }
             UnderName::Unknown if self.allowance(&line.tip.state.tenant).left() == 0 => {
                 let reason = "its id could not be looked up".to_owned();
                 self.retry_line(&line, reason).await;
             }
-            UnderName::Unknown => self.resume_line(line, Check::Ledger),
+            UnderName::Unknown => self.lines.resume(line, Check::Ledger),
             UnderName::Ledger(entry) => self.compare_with_ledger(line, Ok(Some(entry))).await,
             UnderName::Ended(digest) if digest == line.tip.state.submission => {
                 self.metrics.repeated.inc();
@@ -280,7 +203,7 @@ impl Core {
     /// Takes the result of storing a large submission.
     pub(super) async fn settle_large(&mut self, line: Box<Line>, stored: Result<(), String>) {
         match stored {
-            Ok(()) => self.resume_line(line, Check::Name),
+            Ok(()) => self.lines.resume(line, Check::Name),
             Err(error) => {
                 tracing::warn!(execution = %line.execution(), error, "a large submission could not be stored; it is tried again");
                 let reason = format!("a large submission could not be stored: {error}");

@@ -39,8 +39,7 @@ impl Core {
         self.append_overdue_bindings(self.options.entrust * more_time)
             .await;
         self.fetch_specs();
-        // Drops the answers that nobody waits for any more.
-        self.answers.retain(|_, (answer, _)| !answer.is_closed());
+        self.appends.drop_unawaited();
         if self
             .spoke
             .is_none_or(|at| at.elapsed().as_millis() >= 1_000)
@@ -51,7 +50,7 @@ impl Core {
                 self.say_presence(false).await;
             }
             if connected {
-                self.intake.keep_alive().await;
+                self.lines.keep_alive().await;
             }
             self.show();
             self.count_duties();
@@ -66,10 +65,8 @@ impl Core {
             .set(number(self.policy.waiting()));
         self.metrics
             .appends_in_flight
-            .set(number(self.in_flight + self.later));
-        self.metrics
-            .open_submissions
-            .set(number(self.intake.open()));
+            .set(number(self.lines.under_way() + self.appends.open()));
+        self.metrics.open_submissions.set(number(self.lines.open()));
         self.metrics.replicas.set(number(self.policy.replicas()));
         self.metrics.nodes.set(self.policy.known_nodes().into());
         self.metrics.strangers.set(number(self.policy.strangers()));
