@@ -282,7 +282,7 @@ impl Policy {
     /// After a stall or a lost connection of this process, silence of nodes does not count.
     fn start_clocks_anew(&mut self) {
         self.machines.quotas.distrust();
-        self.life.changed().holds = true;
+        self.life.changed().admission = true;
         self.life.start_clocks_anew();
     }
 

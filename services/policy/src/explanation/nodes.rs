@@ -31,7 +31,7 @@ pub(crate) fn node_statuses(life: &Lifecycle, now: Now) -> Vec<NodeStatus> {
                 set_aside: node.starts.set_aside(now.mono),
                 vector: node.vector.as_deref().cloned(),
                 silent_ms: Some(now.mono.since(node.heard)),
-                bound: u32::try_from(node.holds.len()).unwrap_or(u32::MAX),
+                bound: u32::try_from(node.assigned.len()).unwrap_or(u32::MAX),
                 contracts: standings(node, descriptor, now),
             })
         })

@@ -125,7 +125,7 @@ impl Gangs {
 
     fn look_again(&mut self, life: &mut Lifecycle, key: GangKey) {
         self.due.insert(key);
-        life.changed().holds = true;
+        life.changed().admission = true;
     }
 
     /// Notes that a member was bound, has started, or waits again. Returns the members that are bound

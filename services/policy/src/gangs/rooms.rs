@@ -91,7 +91,7 @@ impl Gangs {
         for (ix, room) in &mut free {
             let node = life.cluster().node(*ix);
             room.slots = room.slots.saturating_sub(node.held());
-            ends.extend(node.holds.iter().filter_map(|id| {
+            ends.extend(node.assigned.iter().filter_map(|id| {
                 let e = life.cluster().execution(*id)?;
                 let profile = life.cluster().profiles.get(e.profile)?;
                 let expected = u64::from(profile.expected_s?) * 1_000;

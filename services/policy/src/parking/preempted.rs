@@ -97,7 +97,7 @@ pub(crate) fn resume(life: &mut Lifecycle, id: ExecutionId) -> Placed {
     let Some(e) = life.cluster().execution(id) else {
         return Placed::Moot;
     };
-    let (Stage::Started(ix, _), true) = (e.stage, e.is_aside()) else {
+    let (Stage::Started(ix, _), true) = (e.stage, e.is_preempted()) else {
         return Placed::Moot;
     };
     if e.order().is_some() {

@@ -25,7 +25,7 @@ impl Parking {
             if node.parked == 0 || node.presence != Presence::Up {
                 continue;
             }
-            let parked = node.holds.iter().copied();
+            let parked = node.assigned.iter().copied();
             let parked = parked.filter(|id| {
                 let e = life.cluster().execution(*id);
                 e.is_some_and(|e| e.parked().is_some() && !e.is_appending() && e.order().is_none())
@@ -57,7 +57,7 @@ fn review_one(
     if e.was_told(now.mono) || !node.is_fresh(now.mono, &life.config) {
         return;
     }
-    if e.is_aside() {
+    if e.is_preempted() {
         return review_preempted(life, id, ix, may_wait);
     }
     let profile = life.cluster().profiles.get(e.profile);

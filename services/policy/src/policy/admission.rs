@@ -79,7 +79,7 @@ impl Machines {
         };
         self.gangs.choose_leading(life, &members);
         let sweep = self.sweep(life);
-        if !std::mem::take(&mut life.changed().holds) && !sweep {
+        if !std::mem::take(&mut life.changed().admission) && !sweep {
             return;
         }
         let quotas = &self.quotas;
@@ -116,7 +116,7 @@ impl Machines {
         self.quotas.queue_again(life, again);
         let now = life.now.mono;
         self.prerequisites.look_for(now, swept.unknown);
-        life.changed().holds |= self.gangs.has_due();
+        life.changed().admission |= self.gangs.has_due();
         true
     }
 }

@@ -132,7 +132,7 @@ impl Gate for Machines {
         };
         life.note_bonds(id, bonds);
         self.quotas.join(life, id);
-        life.changed().holds = true;
+        life.changed().admission = true;
         if !bound {
             self.prerequisites.join(life, id, tenant, &after);
         }

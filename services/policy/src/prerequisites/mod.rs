@@ -135,7 +135,7 @@ impl Prerequisites {
                 self.waiters.entry(id).or_default().insert(waiter);
                 continue;
             }
-            life.changed().holds = true;
+            life.changed().admission = true;
             if held.fails.is_some() {
                 self.failing.insert(waiter);
             } else if held.after.is_empty() {
@@ -207,7 +207,7 @@ impl Prerequisites {
             .map(|(id, _)| *id)
             .take(LOOKS)
             .collect();
-        life.changed().holds |= ids.len() == LOOKS;
+        life.changed().admission |= ids.len() == LOOKS;
         for id in ids {
             self.look_at.remove(&id);
             let waiter = self.waiters.get(&id).and_then(|w| w.first());
@@ -241,7 +241,7 @@ impl Prerequisites {
                 continue;
             }
             if life.defers(id, life.config.grace_ms) {
-                life.changed().holds = true;
+                life.changed().admission = true;
                 continue;
             }
             let held = self.held.get(&id);

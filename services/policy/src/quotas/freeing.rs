@@ -27,7 +27,7 @@ impl Quotas {
             && table.entries.contains_key(&id)
         {
             table.to_free.insert(id, Millis(0));
-            life.changed().holds = true;
+            life.changed().admission = true;
         }
     }
 
@@ -40,7 +40,7 @@ impl Quotas {
         for table in self.tables.values_mut() {
             if table.entries.contains_key(&id) {
                 table.to_free.insert(id, now.mono);
-                life.changed().holds = true;
+                life.changed().admission = true;
             }
         }
     }

@@ -70,7 +70,7 @@ impl Quotas {
             let priority = profile.map_or(0, |p| p.priority);
             let place = (Reverse(priority), e.submitted_at, id);
             if self.enqueue(tenant, place, from) {
-                life.changed().holds = true;
+                life.changed().admission = true;
             }
         }
     }
@@ -93,7 +93,7 @@ impl Quotas {
         if let Some(table) = self.tables.get_mut(tenant) {
             (table.scanned, table.amended) = (false, false);
         }
-        life.changed().holds = true;
+        life.changed().admission = true;
         if self.is_limited(tenant) {
             return Vec::new();
         }
@@ -125,7 +125,7 @@ impl Quotas {
         if !self.learn_table(tenant, seq, table, answer) {
             return Vec::new();
         }
-        life.changed().holds = true;
+        life.changed().admission = true;
         life.changed().places = true;
         let queued = self.queue.get(tenant).into_iter().flatten();
         let reserved: Vec<_> = queued
@@ -216,9 +216,9 @@ impl Quotas {
             self.unplaced.remove(id);
             life.stop_waiting(*id);
         }
-        life.changed().holds |= !self.queue.is_empty();
+        life.changed().admission |= !self.queue.is_empty();
         let mut tables = self.tables.values();
-        life.changed().holds |= tables.any(|t| !t.entries.is_empty());
+        life.changed().admission |= tables.any(|t| !t.entries.is_empty());
         Some(Swept { requeue, unknown })
     }
 

@@ -243,7 +243,7 @@ impl Quotas {
         });
         if own && let Some(table) = self.tables.get_mut(&tenant) {
             table.to_free.insert(id, now.mono);
-            life.changed().holds = true;
+            life.changed().admission = true;
         }
     }
 

@@ -192,7 +192,7 @@ fn holders(life: &Lifecycle, upgrade: bool) -> Vec<Holder> {
     let nodes = life.cluster().nodes();
     let up = nodes
         .filter(|(_, n)| n.presence == Presence::Up && !n.devices.is_empty() && !n.is_draining());
-    let all = up.flat_map(|(ix, node)| node.holds.iter().map(move |id| (ix, *id)));
+    let all = up.flat_map(|(ix, node)| node.assigned.iter().map(move |id| (ix, *id)));
     all.filter_map(|(ix, id)| holder(life, ix, id, upgrade))
         .take(HOLDERS)
         .collect()

@@ -136,7 +136,7 @@ impl Sharing {
         let e = life.cluster().execution(id)?;
         let profile = life.cluster().profiles.get(e.profile)?;
         let fresh = life.steps_back_for(e).is_some();
-        let waits = e.stage == Stage::Pending || e.is_aside() && e.order().is_none();
+        let waits = e.stage == Stage::Pending || e.is_preempted() && e.order().is_none();
         (waits && !e.is_appending() && !fresh).then(|| Contender {
             id,
             tenant: waiter.tenant,

@@ -98,7 +98,7 @@ impl Sharing {
                 break;
             }
             let node = life.cluster().node(ix);
-            looked += node.holds.len();
+            looked += node.assigned.len();
             if looked >= WINDOW {
                 self.window = Some(ix);
             }
@@ -106,7 +106,7 @@ impl Sharing {
                 continue;
             }
             victims.extend(
-                node.holds
+                node.assigned
                     .iter()
                     .filter_map(|id| self.victim(life, *id, ix)),
             );

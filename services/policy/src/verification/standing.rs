@@ -70,10 +70,10 @@ impl Verification {
     /// Moves executions away from a node that has lost their contract.
     fn take_away(&mut self, life: &mut Lifecycle, ix: NodeIx) {
         let node = life.cluster().node(ix);
-        if node.trust.quarantine.entries.is_empty() || node.holds.is_empty() {
+        if node.trust.quarantine.entries.is_empty() || node.assigned.is_empty() {
             return;
         }
-        let held: Vec<ExecutionId> = node.holds.iter().copied().collect();
+        let held: Vec<ExecutionId> = node.assigned.iter().copied().collect();
         for id in held {
             let Some(e) = life.cluster().execution(id) else {
                 continue;
@@ -149,7 +149,7 @@ impl Verification {
             return;
         }
         let node = life.cluster().node(ix);
-        if !node.trust.quarantine.entries.is_empty() && !node.holds.is_empty() {
+        if !node.trust.quarantine.entries.is_empty() && !node.assigned.is_empty() {
             self.take_away(life, ix);
         }
     }

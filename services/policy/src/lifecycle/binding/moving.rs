@@ -17,7 +17,7 @@ use crate::{Action, Ticket};
 impl Lifecycle {
     /// Reviews all executions that a node holds: must one leave?
     pub(crate) fn review_holds(&mut self, gate: &mut impl Gate, ix: NodeIx) {
-        let mut ids: Vec<_> = self.cluster.node(ix).holds.iter().copied().collect();
+        let mut ids: Vec<_> = self.cluster.node(ix).assigned.iter().copied().collect();
         gate.choose_to_leave(self, ix, &mut ids);
         if self.leave_by(ix).is_some() {
             self.longest_first(&mut ids);

@@ -11,7 +11,7 @@ pub(crate) struct Changed {
     /// An execution waits that was not tried yet.
     pub newcomers: bool,
     /// What holds executions back may have ended: a dependency, a quota, a gang.
-    pub holds: bool,
+    pub admission: bool,
     nodes: Changes,
 }
 

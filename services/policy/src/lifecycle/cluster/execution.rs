@@ -288,20 +288,20 @@ pub struct Execution {
 
 impl Execution {
     /// True if the execution is parked because it was preempted.
-    pub fn is_aside(&self) -> bool {
+    pub fn is_preempted(&self) -> bool {
         let why = self.extra.as_ref().and_then(|x| x.why_parked.as_ref());
         self.parked().is_some() && matches!(why, Some(Cause::Preempted { .. }))
     }
 
     /// Start of the wait of a preempted execution, including one that gave up what its park kept. None
     /// for all others.
-    pub fn aside_since(&self, now: Now) -> Option<Millis> {
-        if self.is_aside() {
+    pub fn preempted_since(&self, now: Now) -> Option<Millis> {
+        if self.is_preempted() {
             return self.parked().map(|parked| now.moment_of(parked.at));
         }
         let cause = self.extra.as_ref().and_then(|x| x.cause.as_ref());
         let stood = match cause {
-            // `give_up_aside` names no preempting execution.
+            // Giving up a park names no preempting execution.
             Some(Cause::Preempted { rule, by: None, .. }) => *rule != Rule::Quota,
             _ => false,
         };

@@ -319,7 +319,7 @@ impl Cluster {
                 || before.node != after.node
                 || before.claim != after.claim;
             let node = self.node_mut(ix);
-            node.holds.remove(&id);
+            node.assigned.remove(&id);
             node.devices.remove(before.claim);
             node.started -= u32::from(before.started);
             node.parked -= u32::from(before.parked);
@@ -327,7 +327,7 @@ impl Cluster {
         }
         if let Some(ix) = after.node {
             let node = self.node_mut(ix);
-            node.holds.insert(id);
+            node.assigned.insert(id);
             node.devices.add(after.claim);
             node.started += u32::from(after.started);
             node.parked += u32::from(after.parked);

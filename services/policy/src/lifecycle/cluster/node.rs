@@ -81,7 +81,7 @@ pub struct Node {
     /// Its devices, and their use.
     pub devices: Devices,
     /// Executions bound to it or started on it, including appends in flight.
-    pub holds: BTreeSet<ExecutionId>,
+    pub assigned: BTreeSet<ExecutionId>,
     /// Number of those that have run for longer than the horizon.
     pub long: u32,
     /// Number of those that are started and not parked.
@@ -129,7 +129,7 @@ impl Node {
             base: None,
             overrides: BTreeMap::new(),
             devices: Devices::default(),
-            holds: BTreeSet::new(),
+            assigned: BTreeSet::new(),
             long: 0,
             started: 0,
             parked: 0,
@@ -145,7 +145,7 @@ impl Node {
 
     /// True if executions are bound to it, or on their way to it.
     pub fn is_used(&self) -> bool {
-        !self.holds.is_empty() || self.expected > 0
+        !self.assigned.is_empty() || self.expected > 0
     }
 
     /// Sets or removes its descriptor.
@@ -179,7 +179,7 @@ impl Node {
 
     /// Number of executions that count against its capacity.
     pub fn held(&self) -> u32 {
-        u32::try_from(self.holds.len())
+        u32::try_from(self.assigned.len())
             .unwrap_or(u32::MAX)
             .saturating_sub(self.parked)
             .saturating_add(self.expected)

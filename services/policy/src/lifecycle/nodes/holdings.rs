@@ -58,7 +58,7 @@ impl Lifecycle {
         let asked = node.holdings_asked;
         let confirm_ms = self.config.holdings_confirm_ms;
         let mut orphans = Vec::new();
-        for id in node.holds.clone() {
+        for id in node.assigned.clone() {
             let Some(e) = self.cluster.execution_mut(id) else {
                 continue;
             };

@@ -186,7 +186,7 @@ impl Lifecycle {
             return;
         }
         let left_ms = u64::try_from(end.millis() - now.wall.millis()).unwrap_or(0);
-        let ids: Vec<_> = self.cluster.node(ix).holds.iter().copied().collect();
+        let ids: Vec<_> = self.cluster.node(ix).assigned.iter().copied().collect();
         for id in ids {
             let Some(e) = self.cluster.execution(id) else {
                 continue;

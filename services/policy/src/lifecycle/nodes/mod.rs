@@ -79,7 +79,7 @@ impl Lifecycle {
         node.base = None;
         node.overrides.clear();
         node.confirmed = None;
-        if !node.holds.is_empty() {
+        if !node.assigned.is_empty() {
             node.presence = Presence::Probing { since: now.mono };
             self.out.push(Action::Probe { node: name.clone() });
         }

@@ -29,7 +29,7 @@ impl Lifecycle {
         let limit = self.config.liveness_ms;
         let node = self.cluster.node_quietly(ix);
         let silent = now.mono.since(node.heard) > limit;
-        let of_interest = node.descriptor.is_some() || !node.holds.is_empty();
+        let of_interest = node.descriptor.is_some() || !node.assigned.is_empty();
         match node.presence {
             Presence::Up if silent && of_interest && self.connected => {
                 node.presence = Presence::Probing { since: now.mono };
@@ -48,7 +48,7 @@ impl Lifecycle {
             _ => {}
         }
         let node = self.cluster.node(ix);
-        if node.holds.is_empty() || !self.connected {
+        if node.assigned.is_empty() || !self.connected {
             return false;
         }
         self.ask_for_holdings(ix);

@@ -139,7 +139,7 @@ impl Lifecycle {
     pub(crate) fn kept_from(&self, id: ExecutionId) -> Option<Arc<KeptPlaces>> {
         let leading = self.leading.as_ref().filter(|leading| leading.keeps)?;
         let e = self.cluster.execution(id)?;
-        let waits = e.stage == Stage::Pending || e.is_aside();
+        let waits = e.stage == Stage::Pending || e.is_preempted();
         if !waits || leading.members.contains(&id) {
             return None;
         }

@@ -86,7 +86,7 @@ impl Lifecycle {
         let e = self.cluster.execution(id)?;
         let profile = self.cluster.profiles.get(e.profile)?;
         let attained = e.attained_ms(now.mono);
-        let aside = e.aside_since(now);
+        let aside = e.preempted_since(now);
         let since = match (e.stage, e.parked()) {
             (Stage::Pending, _) if attained == 0 => now.moment_of(e.submitted_at),
             (Stage::Pending, _) => aside.unwrap_or(e.since),
