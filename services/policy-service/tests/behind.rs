@@ -141,7 +141,7 @@ async fn a_batch_on_a_silent_node_costs_one_wait_and_is_cancelled_once_the_node_
     let (instance, silence) = stage.add_mute_node("n1").await;
     computing(&stage, "n1", instance, COUNT).await;
     let mut policy = fiec_policy::Config::default();
-    (policy.liveness_ms, policy.tell_ms) = (3_000, 0);
+    (policy.liveness_ms, policy.explanation.report_ms) = (3_000, 0);
     let options = Options {
         policy,
         control_timeout: Duration::from_millis(500),

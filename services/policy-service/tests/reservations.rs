@@ -34,7 +34,7 @@ async fn an_execution_without_a_place_that_a_dead_service_reserved_for_lets_the_
 
     let mut policy = fiec_policy::Config::default();
     // It waits for the other life, and then for a place, for this long.
-    (policy.replica_ms, policy.reserve_ms) = (1_500, 1_000);
+    (policy.replica_ms, policy.quotas.reserve_ms) = (1_500, 1_000);
     let options = Options {
         policy,
         ..Options::default()

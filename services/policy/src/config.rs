@@ -4,14 +4,25 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fiec_schemas::NodeId;
-use serde::{Deserialize, Serialize};
+use serde::de::{Error, IgnoredAny};
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::explanation::ExplanationSettings;
+use crate::gangs::GangsSettings;
 use crate::lifecycle::queue::order::Discipline;
+use crate::prerequisites::PrerequisitesSettings;
+use crate::quotas::QuotasSettings;
+use crate::reallocation::ReallocationSettings;
+use crate::sharing::SharingSettings;
+use crate::spreading::SpreadingSettings;
+use crate::verification::VerificationSettings;
 
-/// Tunable settings. They write and read themselves as JSON, for traces; what is not given has its
+/// Tunable settings: those of the life cycle, and a group for each machine. In JSON all stand side by
+/// side. They write and read themselves as JSON, for traces; what is not given has its
 /// default.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct Config {
     /// Silence after which a node is probed and its vector no longer counts.
     pub liveness_ms: u64,
@@ -44,8 +55,6 @@ pub struct Config {
     /// Margin for a node with a deadline: an execution without a destination is ordered to commit
     /// when this plus twice its own interval between boundaries is left.
     pub leave_margin_ms: u64,
-    /// Interval of the reports on waiting executions; 0 turns them off.
-    pub tell_ms: u64,
     /// An execution on a revoked node is given up this long before the node disappears.
     pub give_up_ms: u64,
     /// Silence after which a replica counts as absent.
@@ -70,29 +79,14 @@ pub struct Config {
     pub ahead_limit: u32,
     /// Shortest time between two rebindings for pressure, even if a dwell is shorter.
     pub residency_floor_ms: u64,
-    /// Time after which the reservation of an execution without a place is given back, so that
-    /// others of its tenant have their turn.
-    pub reserve_ms: u64,
-    /// Time within which all members of a gang must be bound and started. Otherwise the gang starts
-    /// again.
-    pub gang_ms: u64,
-    /// Time without places after which free places are reserved for a gang.
-    pub gang_keep_ms: u64,
-    /// Time for which a tenant may exceed a lowered quota before executions are preempted.
-    pub quota_grace_ms: u64,
     /// Interval between two looks at the ledger of an unknown dependency.
     pub look_ms: u64,
-    /// Time after which a dependency without a ledger counts as vanished.
-    pub vanished_ms: u64,
     /// Most appends of one call.
     pub burst: usize,
     /// Order of the queue and rule of preemption.
     pub discipline: Discipline,
     /// True if a higher priority, a tenant below its share, or a deadline preempts.
     pub preempt: bool,
-    /// True if the end of a time slice preempts. It does so only while an execution has waited for
-    /// longer than a slice.
-    pub slicing: bool,
     /// A time slice, and the unit of the service levels.
     pub slice_ms: u64,
     /// Shortest stay in a place before a preemption.
@@ -100,45 +94,41 @@ pub struct Config {
     /// The same as a multiple of the cost of a move. With 20, moves take at most a twentieth of an
     /// execution's time.
     pub preempt_residency_moves: u64,
-    /// Interval between two reviews of preemption.
-    pub preempt_review_ms: u64,
     /// Wait after which an execution's priority counts one higher; 0 turns ageing off.
     pub ageing_ms: u64,
     /// Half-life of a tenant's usage.
     pub half_life_ms: u64,
-    /// True if running executions are moved between devices: to a smaller one that suffices if
-    /// others need the large one, and to a larger idle one that they gain from.
-    pub reallocate: bool,
-    /// Shortest stay on a device before such a move.
-    pub reallocate_residency_ms: u64,
-    /// Time for which a larger device must be idle before an execution is moved to it.
-    pub upgrade_dwell_ms: u64,
-    /// Contention of its device from which an execution gains from a larger one, in [0, 1].
-    pub device_bound: f64,
-    /// Interval between two reviews of spread ranges.
-    pub spread_look_ms: u64,
-    /// Time for which a place must be free before a range is split. Also the time after which a
-    /// part without a place is given back if its holder waits for it.
-    pub spread_dwell_ms: u64,
-    /// Least remaining time of an execution that is split.
-    pub spread_least_ms: u64,
-    /// The same as a multiple of the cost of a move.
-    pub spread_moves: u64,
-    /// Time, plus four capsules, within which a split must follow its order.
-    pub spread_answer_ms: u64,
+    /// Settings of verification: what other nodes compute again.
+    #[serde(flatten)]
+    pub verification: VerificationSettings,
+    /// Settings of spreading: ranges that several nodes compute.
+    #[serde(flatten)]
+    pub spreading: SpreadingSettings,
+    /// Settings of gangs: executions that start together.
+    #[serde(flatten)]
+    pub gangs: GangsSettings,
+    /// Settings of quotas: how much of a quota is used.
+    #[serde(flatten)]
+    pub quotas: QuotasSettings,
+    /// Settings of prerequisites: executions that wait for others.
+    #[serde(flatten)]
+    pub prerequisites: PrerequisitesSettings,
+    /// Settings of reallocation: moves between devices.
+    #[serde(flatten)]
+    pub reallocation: ReallocationSettings,
+    /// Settings of sharing: preemption.
+    #[serde(flatten)]
+    pub sharing: SharingSettings,
+    /// Settings of explanation: reports.
+    #[serde(flatten)]
+    pub explanation: ExplanationSettings,
     /// The pinned public keys of nodes. A node that is missing here, or claims another key, gets no
     /// work. None: a node's key is the one in its claim.
     pub node_keys: Option<Arc<BTreeMap<NodeId, String>>>,
-    /// Share of the committed boundaries of built-in programs that other nodes compute again if the
-    /// submission does not choose, in [0, 1]. It applies to the bitwise contract.
-    pub verify_share: f64,
-    /// Most verifications at the same time.
-    pub verify_at_once: usize,
-    /// Time until a failed verification is tried again. It doubles with each failure, up to 32
-    /// times.
-    pub verify_retry_ms: u64,
-    /// Silence after which a verifier is given up.
-    pub verify_silence_ms: u64,
+    /// Nothing else may be given.
+    #[serde(flatten)]
+    #[doc(hidden)]
+    pub nothing: Nothing,
 }
 
 impl Default for Config {
@@ -158,7 +148,6 @@ impl Default for Config {
             order_retry_ms: 1_000,
             order_repeat_ms: 30_000,
             leave_margin_ms: 2_000,
-            tell_ms: 500,
             give_up_ms: 1_000,
             replica_ms: 3_000,
             avoid_ms: 2_000,
@@ -170,36 +159,25 @@ impl Default for Config {
             ahead_per_completion: 4,
             ahead_limit: 8_000,
             residency_floor_ms: 100,
-            reserve_ms: 5_000,
-            gang_ms: 10_000,
-            gang_keep_ms: 10_000,
-            quota_grace_ms: 30_000,
             look_ms: 1_000,
-            vanished_ms: 60_000,
             burst: 256,
             discipline: Discipline::Shared,
             preempt: true,
-            slicing: true,
             slice_ms: 30_000,
             preempt_residency_ms: 5_000,
             preempt_residency_moves: 20,
-            preempt_review_ms: 500,
             ageing_ms: 3_600_000,
             half_life_ms: 3_600_000,
-            reallocate: true,
-            reallocate_residency_ms: 30_000,
-            upgrade_dwell_ms: 10_000,
-            device_bound: 0.8,
-            spread_look_ms: 250,
-            spread_dwell_ms: 1_000,
-            spread_least_ms: 2_000,
-            spread_moves: 2,
-            spread_answer_ms: 10_000,
+            verification: VerificationSettings::default(),
+            spreading: SpreadingSettings::default(),
+            gangs: GangsSettings::default(),
+            quotas: QuotasSettings::default(),
+            prerequisites: PrerequisitesSettings::default(),
+            reallocation: ReallocationSettings::default(),
+            sharing: SharingSettings::default(),
+            explanation: ExplanationSettings::default(),
             node_keys: None,
-            verify_share: 0.0,
-            verify_at_once: 8,
-            verify_retry_ms: 500,
-            verify_silence_ms: 30_000,
+            nothing: Nothing,
         }
     }
 }
@@ -218,6 +196,26 @@ impl Config {
                 "its key is {key}, and {pinned} is pinned for this node"
             )),
             (Some(_), Some(_)) => None,
+        }
+    }
+}
+
+/// Takes what no setting has taken, and refuses it.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Nothing;
+
+impl Serialize for Nothing {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_map(Some(0))?.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for Nothing {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let rest = BTreeMap::<String, IgnoredAny>::deserialize(from)?;
+        match rest.first_key_value() {
+            Some((name, _)) => Err(D::Error::custom(format!("there is no setting {name}"))),
+            None => Ok(Self),
         }
     }
 }

@@ -7,7 +7,7 @@ mod world;
 
 use std::sync::Arc;
 
-use fiec_policy::{Config, Input};
+use fiec_policy::{Config, Input, SharingSettings};
 use fiec_schemas::quota::{Reservation, Reservations};
 use fiec_schemas::scheduling::Rule;
 use fiec_schemas::{Cause, Event, InstanceId};
@@ -26,7 +26,10 @@ fn gang(size: u32, fields: &str) -> String {
 fn patient() -> Config {
     Config {
         preempt: false,
-        slicing: false,
+        sharing: SharingSettings {
+            slicing: false,
+            ..SharingSettings::default()
+        },
         ..Config::default()
     }
 }

@@ -37,8 +37,21 @@ const ARROWS: [(&str, &[&str]); 16] = [
     // A change of reservations, and the names of outputs, are parts of actions and inputs.
     ("action", &["quotas"]),
     ("input", &["verification"]),
-    // Settings name the order of the queue, and have defaults from placement.
-    ("config", &["lifecycle"]),
+    // Settings name the order of the queue, and hold those of each machine.
+    (
+        "config",
+        &[
+            "explanation",
+            "gangs",
+            "lifecycle",
+            "prerequisites",
+            "quotas",
+            "reallocation",
+            "sharing",
+            "spreading",
+            "verification",
+        ],
+    ),
     // A view reads an open request as the cluster keeps it.
     ("view", &["lifecycle"]),
     // A refusal has the verdicts of placement in words.

@@ -24,7 +24,10 @@ fn one(line: &str, nodes: Vec<fiec_schemas::NodeDescriptor>) -> World {
 /// A cluster without time slices.
 fn unsliced(nodes: Vec<fiec_schemas::NodeDescriptor>) -> World {
     let config = fiec_policy::Config {
-        slicing: false,
+        sharing: fiec_policy::SharingSettings {
+            slicing: false,
+            ..Default::default()
+        },
         ..Default::default()
     };
     World::with(config, nodes)

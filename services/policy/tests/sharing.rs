@@ -8,7 +8,7 @@
 
 mod world;
 
-use fiec_policy::{Config, Input};
+use fiec_policy::{Config, Input, SharingSettings};
 use fiec_schemas::scheduling::Rule;
 use fiec_schemas::{Event, Tenant};
 use world::World;
@@ -147,7 +147,10 @@ fn nothing_gives_way_before_it_has_been_there_for_long_enough() {
 fn nothing_gives_way_where_that_is_switched_off_or_of_no_use() {
     let config = Config {
         preempt: false,
-        slicing: false,
+        sharing: SharingSettings {
+            slicing: false,
+            ..SharingSettings::default()
+        },
         ..Config::default()
     };
     let mut lab = Lab::new(World::with(config, vec![node(1)]));

@@ -7,8 +7,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::scenario::{QuotaChange, Scenario};
 
+/// The field of a configuration, by its name or by a path.
+macro_rules! field {
+    ($config:ident, $name:ident) => {
+        $config.$name
+    };
+    ($config:ident, $name:ident, $group:ident.$field:ident) => {
+        $config.$group.$field
+    };
+}
+
 macro_rules! settings {
-    ($($(#[$doc:meta])* $name:ident: $type:ty),* $(,)?) => {
+    ($($(#[$doc:meta])* $name:ident $(in $group:ident.$field:ident)?: $type:ty),* $(,)?) => {
         /// Settings of the policy that differ from its defaults.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
         #[serde(deny_unknown_fields)]
@@ -23,8 +33,10 @@ macro_rules! settings {
             pub fn config(&self) -> Config {
                 let mut config = Config::default();
                 // A run has no history to report to.
-                config.tell_ms = 0;
-                $(if let Some(value) = self.$name { config.$name = value; })*
+                config.explanation.report_ms = 0;
+                $(if let Some(value) = self.$name {
+                    field!(config, $name $(, $group.$field)?) = value;
+                })*
                 config
             }
 
@@ -92,27 +104,27 @@ settings! {
     /// Shortest time between two rebindings for pressure.
     residency_floor_ms: u64,
     /// Time after which the reservation of an execution without a place is given back.
-    reserve_ms: u64,
+    reserve_ms in quotas.reserve_ms: u64,
     /// Time within which all members of a gang must be bound and started. Otherwise the gang starts
     /// again.
-    gang_ms: u64,
+    gang_ms in gangs.start_ms: u64,
     /// Time without places after which free places are reserved for a gang.
-    gang_keep_ms: u64,
+    gang_keep_ms in gangs.keep_ms: u64,
     /// Time for which a tenant may exceed a lowered quota before executions are preempted.
-    quota_grace_ms: u64,
+    quota_grace_ms in quotas.grace_ms: u64,
     /// Time for which a place must be free before a range is split, and for which an awaited part
     /// may lack a place.
-    spread_dwell_ms: u64,
+    spread_dwell_ms in spreading.dwell_ms: u64,
     /// Least remaining time of a range that is split.
-    spread_least_ms: u64,
+    spread_least_ms in spreading.least_ms: u64,
     /// The same as a multiple of the cost of a move.
-    spread_moves: u64,
+    spread_moves in spreading.moves: u64,
     /// Most appends of one call.
     burst: usize,
     /// True if a higher priority, a tenant below its share, or a deadline preempts.
     preempt: bool,
     /// True if the end of a time slice preempts.
-    slicing: bool,
+    slicing in sharing.slicing: bool,
     /// A time slice.
     slice_ms: u64,
     /// Shortest stay in a place before a preemption.
@@ -120,7 +132,7 @@ settings! {
     /// The same as a multiple of the cost of a move.
     preempt_residency_moves: u64,
     /// Interval between two reviews of preemption.
-    preempt_review_ms: u64,
+    preempt_review_ms in sharing.review_ms: u64,
     /// Wait after which an execution's priority counts one higher.
     ageing_ms: u64,
     /// Half-life of a tenant's usage.

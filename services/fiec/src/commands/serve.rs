@@ -388,7 +388,7 @@ pub async fn policy(args: PolicyArgs, global: &Global) -> anyhow::Result<Outcome
     options.policy.liveness_ms = args.liveness_ms;
     options.policy.deadly_workers = args.deadly_workers;
     options.policy.forget_ms = args.forget_nodes_s.saturating_mul(1_000);
-    options.policy.verify_share = args.verify_share;
+    options.policy.verification.share = args.verify_share;
     args.sharing.apply(&mut options.policy);
     if let Some(file) = &args.node_keys {
         let keys = node_keys::read(file)?;

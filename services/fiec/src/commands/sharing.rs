@@ -47,13 +47,13 @@ impl SharingArgs {
     pub fn apply(&self, config: &mut Config) {
         config.discipline = self.discipline;
         config.preempt = !self.no_preemption;
-        config.slicing = !self.no_slicing;
+        config.sharing.slicing = !self.no_slicing;
         config.slice_ms = self.slice_ms;
         config.preempt_residency_ms = self.residency_ms;
         config.preempt_residency_moves = self.residency_moves;
         config.ageing_ms = self.ageing_ms;
-        config.gang_keep_ms = self.gang_keep_ms;
-        config.quota_grace_ms = self.quota_grace_ms;
+        config.gangs.keep_ms = self.gang_keep_ms;
+        config.quotas.grace_ms = self.quota_grace_ms;
         config.half_life_ms = self.half_life_ms;
     }
 }
@@ -87,7 +87,7 @@ mod tests {
         let mut config = Config::default();
         parsed.unwrap().sharing.apply(&mut config);
         assert_eq!(
-            (config.discipline, config.slicing),
+            (config.discipline, config.sharing.slicing),
             (Discipline::Fifo, false)
         );
         let wrong = Command::try_parse_from(["policy", "--discipline", "lottery"]);

@@ -14,6 +14,7 @@ mod duties;
 mod nodes;
 mod offers;
 mod reports;
+mod settings;
 mod why;
 
 use fiec_schemas::ExecutionId;
@@ -21,6 +22,8 @@ use fiec_schemas::ExecutionId;
 use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::Execution;
 use crate::time::Now;
+
+pub use settings::ExplanationSettings;
 
 pub(crate) use beliefs::beliefs;
 pub use duties::Duties;

@@ -38,8 +38,8 @@ impl Reports {
     pub(crate) fn report(&mut self, life: &mut Lifecycle, of: &impl Reasons) {
         let now = life.now;
         let nodes = life.cluster().node_count().max(1);
-        let pause = life.config.tell_ms.max(u64::from(nodes) / 5);
-        if life.config.tell_ms == 0 || now.mono.since(self.looked) < pause {
+        let pause = life.config.explanation.report_ms.max(u64::from(nodes) / 5);
+        if life.config.explanation.report_ms == 0 || now.mono.since(self.looked) < pause {
             return;
         }
         self.looked = now.mono;

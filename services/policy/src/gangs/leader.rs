@@ -126,7 +126,7 @@ impl Gangs {
             let asked = |id: &ExecutionId| of.is_yielded_to(*id);
             let kept = life.leading();
             let kept = kept.is_some_and(|f| f.keeps && f.key == key);
-            let waited = now.mono.since(since) >= life.config.gang_keep_ms;
+            let waited = now.mono.since(since) >= life.config.gangs.keep_ms;
             let keeps = waited || kept || members.iter().any(asked);
             found.push(Leading {
                 turn: Turn {

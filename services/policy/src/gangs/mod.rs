@@ -32,6 +32,7 @@ mod leader;
 mod places;
 mod placing;
 mod rooms;
+mod settings;
 mod state;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,6 +44,8 @@ use crate::lifecycle::bonds::GangKey;
 use crate::lifecycle::cluster::Stage;
 use crate::time::Millis;
 use state::GangState;
+
+pub use settings::GangsSettings;
 
 /// What gangs ask about their members.
 pub(crate) trait Members {

@@ -116,7 +116,7 @@ impl Gangs {
         let Some(e) = life.cluster().execution(id) else {
             return false;
         };
-        let limit = life.config.gang_ms;
+        let limit = life.config.gangs.start_ms;
         let waited = now.mono.since(e.since);
         if waited < limit || life.defers(id, life.config.grace_ms) {
             let again = now.mono.plus(limit.saturating_sub(waited).max(AGAIN_MS));
@@ -176,7 +176,7 @@ impl Gangs {
                 }
                 None => false,
             });
-        if now.mono.since(begun) < life.config.gang_ms && !ended {
+        if now.mono.since(begun) < life.config.gangs.start_ms && !ended {
             return true;
         }
         if !stages.iter().any(started) {
@@ -192,7 +192,7 @@ impl Gangs {
         if let Some(gang) = self.gangs.get_mut(key) {
             gang.dissolving = true;
         }
-        let late = life.config.gang_ms + life.config.order_grace_ms;
+        let late = life.config.gangs.start_ms + life.config.order_grace_ms;
         if !life.places_gangs() && now.mono.since(begun) < late {
             return true;
         }

@@ -9,14 +9,15 @@
 //!
 //! An awaited execution that is not known here is looked up in its ledger. Executions of one batch may
 //! get their ledgers a moment apart, so one that is missing counts as vanished only after
-//! [`Config::vanished_ms`]. Given up: an execution whose dependency was refused fails that much later.
+//! [`PrerequisitesSettings::vanished_ms`]. Given up: an execution whose dependency was refused fails that much later.
 //!
 //! It reads the cluster, and changes it by the event `failed`. Executions that wait for nothing more
 //! are returned to the caller.
 //!
-//! [`Config::vanished_ms`]: crate::Config::vanished_ms
+//! [`PrerequisitesSettings::vanished_ms`]: crate::PrerequisitesSettings::vanished_ms
 
 mod held;
+mod settings;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,6 +30,8 @@ use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::Stage;
 use crate::time::Millis;
 use held::{Awaited, Held};
+
+pub use settings::PrerequisitesSettings;
 
 /// Most ledgers that one round looks at.
 const LOOKS: usize = 256;
@@ -103,7 +106,7 @@ impl Prerequisites {
     ) -> Vec<ExecutionId> {
         let now = life.now;
         let wall = now.wall.millis();
-        let old_ms = i64::try_from(life.config.vanished_ms).unwrap_or(i64::MAX);
+        let old_ms = i64::try_from(life.config.prerequisites.vanished_ms).unwrap_or(i64::MAX);
         // Executions of one batch may get their ledgers a moment apart.
         let youngest = self.waiters.get(&id).into_iter().flatten();
         let youngest = youngest.filter_map(|w| Some(life.cluster().execution(*w)?.submitted_at));

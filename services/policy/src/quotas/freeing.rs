@@ -70,7 +70,7 @@ impl Quotas {
                 settled.push(*id);
             } else if entry.by == self.own
                 || self.is_gone(life, entry)
-                || *at != Millis(0) && now.mono.since(*at) >= life.config.reserve_ms
+                || *at != Millis(0) && now.mono.since(*at) >= life.config.quotas.reserve_ms
             {
                 change.free.push((*id, entry.by));
             }

@@ -40,6 +40,7 @@ mod change;
 mod excess;
 mod freeing;
 mod reserving;
+mod settings;
 mod table;
 mod trimming;
 
@@ -52,6 +53,8 @@ use crate::lifecycle::Lifecycle;
 use crate::time::Millis;
 use batch::Limited;
 use table::{Place, Queued, Table, Trimmed};
+
+pub use settings::QuotasSettings;
 
 pub use change::Change;
 

@@ -178,7 +178,7 @@ impl Quotas {
             table.amended = false;
             if table
                 .asked
-                .is_some_and(|at| old(&at, 2 * life.config.reserve_ms))
+                .is_some_and(|at| old(&at, 2 * life.config.quotas.reserve_ms))
             {
                 (table.asked, table.fresh) = (None, false);
                 table.freeing.clear();
@@ -200,7 +200,7 @@ impl Quotas {
                     Some(e) if e.stage == Stage::Pending && own && !e.is_appending() => {
                         let since = self.unplaced.entry(*id).or_insert(now.mono);
                         let expected = asked(*id) || life.is_expected(*id);
-                        if old(since, life.config.reserve_ms) && !expected {
+                        if old(since, life.config.quotas.reserve_ms) && !expected {
                             table.to_free.insert(*id, now.mono);
                             requeue.push(*id);
                         }
@@ -228,7 +228,7 @@ impl Quotas {
         life: &mut Lifecycle,
         ids: impl IntoIterator<Item = ExecutionId>,
     ) {
-        let from = life.now.mono.plus(life.config.reserve_ms);
+        let from = life.now.mono.plus(life.config.quotas.reserve_ms);
         for id in ids {
             if let Some(tenant) = life.tenant(id) {
                 self.requeue(life, &tenant, id, from);
@@ -390,7 +390,7 @@ impl Quotas {
         }
         // After another replica has had it in vain, it is the turn of others. A look may see the end
         // of that late.
-        let turn = life.config.reserve_ms + life.config.look_ms;
+        let turn = life.config.quotas.reserve_ms + life.config.look_ms;
         for id in others {
             if let Some(queued) = self.queued.get_mut(&id) {
                 (queued.from, queued.left) = (now.mono.plus(turn), None);

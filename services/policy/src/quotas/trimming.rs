@@ -57,7 +57,7 @@ impl Quotas {
         if self.limits.is_empty() {
             return;
         }
-        if now.mono.since(self.over_looked) < life.config.preempt_review_ms {
+        if now.mono.since(self.over_looked) < life.config.sharing.review_ms {
             return;
         }
         self.over_looked = now.mono;
@@ -83,7 +83,7 @@ impl Quotas {
                 continue;
             };
             let since = *self.over.entry(tenant.clone()).or_insert(now.mono);
-            if now.mono.since(since) >= life.config.quota_grace_ms {
+            if now.mono.since(since) >= life.config.quotas.grace_ms {
                 self.trim(life, &tenant, &quota, all);
             }
         }

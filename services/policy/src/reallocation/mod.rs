@@ -3,11 +3,11 @@
 //! *Downgrade*: an execution waits for a device that another one holds. The holder can use a
 //! smaller free device that would not do for the waiting one.
 //!
-//! *Upgrade*: an execution keeps its device busy ([`Config::device_bound`]). A device with more of
-//! what it prefers has been idle for [`Config::upgrade_dwell_ms`], and no execution waits for a
+//! *Upgrade*: an execution keeps its device busy ([`ReallocationSettings::device_bound`]). A device with more of
+//! what it prefers has been idle for [`ReallocationSettings::upgrade_dwell_ms`], and no execution waits for a
 //! device.
 //!
-//! Both require that the execution has been on its device for [`Config::reallocate_residency_ms`],
+//! Both require that the execution has been on its device for [`ReallocationSettings::residency_ms`],
 //! and for [`residency_ms`], which follows from the cost of a move. So it moves at most T /
 //! residency + 1 times in a time T.
 //!
@@ -17,11 +17,12 @@
 //! It keeps since when each device is idle, and for which profiles it has ordered somebody away. It
 //! reads the cluster, and changes it by orders to yield.
 //!
-//! [`Config::device_bound`]: crate::Config::device_bound
-//! [`Config::upgrade_dwell_ms`]: crate::Config::upgrade_dwell_ms
-//! [`Config::reallocate_residency_ms`]: crate::Config::reallocate_residency_ms
+//! [`ReallocationSettings::device_bound`]: crate::ReallocationSettings::device_bound
+//! [`ReallocationSettings::upgrade_dwell_ms`]: crate::ReallocationSettings::upgrade_dwell_ms
+//! [`ReallocationSettings::residency_ms`]: crate::ReallocationSettings::residency_ms
 
 mod idle;
+mod settings;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,6 +37,8 @@ use crate::lifecycle::placement::{Ask, Choice, Leaving};
 use crate::lifecycle::queue::regret::residency_ms;
 use crate::time::Millis;
 use idle::Idle;
+
+pub use settings::ReallocationSettings;
 
 /// Interval between two reviews of devices, in ms.
 const REVIEW_MS: u64 = 1_000;
@@ -76,7 +79,7 @@ impl Reallocation {
         served: impl FnOnce(&Lifecycle) -> BTreeSet<ProfileIx>,
     ) {
         let now = life.now;
-        if !life.config.reallocate || now.mono.since(self.reviewed) < REVIEW_MS {
+        if !life.config.reallocation.enabled || now.mono.since(self.reviewed) < REVIEW_MS {
             return;
         }
         self.reviewed = now.mono;
@@ -137,7 +140,7 @@ impl Reallocation {
 
     /// Moves the first execution that gains. The others are reviewed after that move.
     fn upgrade(&self, life: &mut Lifecycle) {
-        let (now, dwell) = (life.now.mono, life.config.upgrade_dwell_ms);
+        let (now, dwell) = (life.now.mono, life.config.reallocation.upgrade_dwell_ms);
         if !self.idle.any_for(now, dwell) {
             return;
         }
@@ -145,7 +148,9 @@ impl Reallocation {
             let prefers = life.cluster().profiles.get(holder.profile);
             let prefers = prefers.is_some_and(|p| p.prefers.device.is_some());
             let busy = busy(life, &holder);
-            let Some(busy) = busy.filter(|b| prefers && *b >= life.config.device_bound) else {
+            let Some(busy) =
+                busy.filter(|b| prefers && *b >= life.config.reallocation.device_bound)
+            else {
                 continue;
             };
             let Some((choice, to)) = elsewhere(life, &holder) else {
@@ -209,7 +214,7 @@ fn holder(life: &Lifecycle, node: NodeIx, id: ExecutionId, upgrade: bool) -> Opt
         return None;
     }
     let residency = residency_ms(&life.config, life.move_ms(id, e));
-    let residency = residency.max(life.config.reallocate_residency_ms);
+    let residency = residency.max(life.config.reallocation.residency_ms);
     let stays = now.since(e.arrived.max(e.since)) < residency;
     (!stays && life.is_mine(id)).then_some(Holder {
         id,

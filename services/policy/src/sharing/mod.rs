@@ -22,6 +22,7 @@
 mod deadlines;
 mod missed;
 mod preempting;
+mod settings;
 mod victims;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,6 +34,8 @@ use crate::lifecycle::cluster::NodeIx;
 use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::time::Millis;
 use deadlines::Deadlines;
+
+pub use settings::SharingSettings;
 
 /// The state of sharing.
 #[derive(Debug, Default)]

@@ -48,7 +48,7 @@ impl Sharing {
         park: impl Fn(&mut Lifecycle, GivesWay, Cause),
     ) {
         let now = life.now;
-        let due = now.mono.since(self.reviewed) >= life.config.preempt_review_ms;
+        let due = now.mono.since(self.reviewed) >= life.config.sharing.review_ms;
         let nobody = life.waiting.is_empty() && life.leading().is_none();
         if !due || nobody || life.config.discipline == Discipline::Fifo {
             return;

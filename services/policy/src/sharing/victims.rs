@@ -194,7 +194,7 @@ impl Sharing {
         let first = c.priority >= v.priority && ahead
             || c.effective > v.priority && v.runs_ms >= life.config.ageing_ms;
         let fair = c.tenant == v.tenant || holdings.may_have(c.tenant);
-        (life.config.slicing && crowded && v.runs_ms >= slice && first && fair)
+        (life.config.sharing.slicing && crowded && v.runs_ms >= slice && first && fair)
             .then_some(Rule::TimeSlice)
     }
 

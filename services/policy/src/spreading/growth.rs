@@ -6,18 +6,18 @@
 //! * fewer than `up_to` members compute the range, and none of them waits for a place,
 //! * no other execution waits that could use the place, and the tenant's quota has room for one
 //!   more,
-//! * for [`Config::spread_dwell_ms`] without a break there has been a place for one more: on a node
+//! * for [`SpreadingSettings::dwell_ms`] without a break there has been a place for one more: on a node
 //!   without a member, or on any free device if the members run on devices,
-//! * by its own rhythm the member has at least [`Config::spread_least_ms`] left,
-//! * it has at least [`Config::spread_moves`] times the cost of a move and of its inputs left, and
+//! * by its own rhythm the member has at least [`SpreadingSettings::least_ms`] left,
+//! * it has at least [`SpreadingSettings::moves`] times the cost of a move and of its inputs left, and
 //! * of all members it has the most time left.
 //!
 //! Each range has one order at a time. After an order without effect, the delay before the next one
 //! doubles.
 //!
-//! [`Config::spread_dwell_ms`]: crate::Config::spread_dwell_ms
-//! [`Config::spread_least_ms`]: crate::Config::spread_least_ms
-//! [`Config::spread_moves`]: crate::Config::spread_moves
+//! [`SpreadingSettings::dwell_ms`]: crate::SpreadingSettings::dwell_ms
+//! [`SpreadingSettings::least_ms`]: crate::SpreadingSettings::least_ms
+//! [`SpreadingSettings::moves`]: crate::SpreadingSettings::moves
 
 use fiec_schemas::ExecutionId;
 

@@ -27,6 +27,7 @@
 mod growth;
 mod member;
 mod parts;
+mod settings;
 mod splitting;
 mod words;
 
@@ -40,6 +41,8 @@ use crate::time::Millis;
 use crate::view::LedgerView;
 use growth::Growth;
 use member::{Member, Orphan};
+
+pub use settings::SpreadingSettings;
 
 pub(crate) use splitting::Claims;
 

@@ -1,6 +1,6 @@
 //! Makes parts, gives back those without a place, and ends those that nobody takes back.
 //!
-//! A part is given back if it finds no place for [`crate::Config::spread_dwell_ms`] while its
+//! A part is given back if it finds no place for [`crate::SpreadingSettings::dwell_ms`] while its
 //! holder waits for it: the holder then computes the rest itself. If a part fails or is cancelled,
 //! its holder fails. If a holder ends without its parts, or restarts without them, the parts are
 //! cancelled.
@@ -101,7 +101,7 @@ impl Ranges {
         let alone = alone.is_some_and(|m| m.spreading.parts.is_empty());
         let e = life.cluster().execution(part).filter(|_| alone);
         e.is_some_and(|e| {
-            let waited = now.mono.since(e.since) >= life.config.spread_dwell_ms;
+            let waited = now.mono.since(e.since) >= life.config.spreading.dwell_ms;
             e.stage == Stage::Pending && !e.is_appending() && waited
         })
     }

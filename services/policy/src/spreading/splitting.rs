@@ -34,10 +34,10 @@ pub(crate) struct Claims {
 
 impl Ranges {
     /// The roots of ranges that are reviewed in this round, one round each
-    /// [`crate::Config::spread_look_ms`]. Parts that found no place are given back first.
+    /// [`crate::SpreadingSettings::look_ms`]. Parts that found no place are given back first.
     pub fn review(&mut self, life: &mut Lifecycle) -> Vec<ExecutionId> {
         let now = life.now.mono;
-        if self.members.is_empty() || now.since(self.looked) < life.config.spread_look_ms {
+        if self.members.is_empty() || now.since(self.looked) < life.config.spreading.look_ms {
             return Vec::new();
         }
         self.looked = now;
@@ -89,7 +89,7 @@ impl Ranges {
             clippy::cast_sign_loss,
             reason = "clamped"
         )]
-        let within = life.config.spread_answer_ms + capsules as u64;
+        let within = life.config.spreading.answer_ms + capsules as u64;
         growth.asked = Some(Asked {
             execution: one.id,
             epoch: e.epoch,
@@ -167,7 +167,7 @@ impl Ranges {
             .iter()
             .filter_map(|id| self.splittable(life, *id))
             .collect();
-        let (least, moves) = (life.config.spread_least_ms, life.config.spread_moves);
+        let (least, moves) = (life.config.spreading.least_ms, life.config.spreading.moves);
         choose(&splittable, least, moves)
     }
 
@@ -191,7 +191,7 @@ impl Ranges {
         }
         let growth = self.growth.entry(root).or_default();
         let since = *growth.room_since.get_or_insert(now.mono);
-        if now.mono.since(since) < life.config.spread_dwell_ms {
+        if now.mono.since(since) < life.config.spreading.dwell_ms {
             return Err(Stay::Soon);
         }
         if now.mono < growth.not_before {

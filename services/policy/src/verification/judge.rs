@@ -45,7 +45,7 @@ impl Verification {
     pub fn verdict(&mut self, life: &mut Lifecycle, verdict: Verdict) {
         let now = life.now;
         let id = verdict.execution;
-        let retry = life.config.verify_retry_ms;
+        let retry = life.config.verification.retry_ms;
         let from = life.cluster().find(&verdict.node);
         let Some(check) = self.checks.get_mut(&id) else {
             return;
@@ -90,7 +90,7 @@ impl Verification {
 
     fn decide(&mut self, life: &mut Lifecycle, id: ExecutionId, outcome: Outcome) {
         let now = life.now;
-        let retry = life.config.verify_retry_ms;
+        let retry = life.config.verification.retry_ms;
         let Some(check) = self.checks.get_mut(&id) else {
             return;
         };
@@ -325,7 +325,7 @@ impl Verification {
         reason: String,
     ) {
         let now = life.now;
-        let retry = life.config.verify_retry_ms;
+        let retry = life.config.verification.retry_ms;
         if let Some(check) = self.checks.get_mut(&id) {
             check.must_step_back = Some((culprit, reason.clone()));
             check.retry_at = now.mono.plus(retry);

@@ -15,18 +15,19 @@
 //! * [`standing`] follows the proofs of nodes and takes contracts away.
 //!
 //! Waiting executions go before verification, and a bounded number of comparisons is open at a time
-//! ([`Config::verify_at_once`]). Given up: the check of an execution that others never leave room for
+//! ([`VerificationSettings::at_once`]). Given up: the check of an execution that others never leave room for
 //! waits, also when it has computed everything.
 //!
 //! It reads the cluster, and changes it by steps back, proofs that it asks for, and the events
 //! `verified`, `completed` and `failed`.
 //!
-//! [`Config::verify_at_once`]: crate::Config::verify_at_once
+//! [`VerificationSettings::at_once`]: crate::VerificationSettings::at_once
 
 mod check;
 mod claim;
 mod judge;
 mod named;
+mod settings;
 pub(crate) mod standing;
 mod verifiers;
 
@@ -42,6 +43,8 @@ use crate::lifecycle::cluster::NodeIx;
 use crate::time::Millis;
 use crate::view::{EventView, LedgerView};
 use check::{Check, is_drawn};
+
+pub use settings::VerificationSettings;
 
 pub use named::Named;
 
@@ -196,7 +199,7 @@ fn asked_for(life: &Lifecycle, id: ExecutionId) -> Option<Verify> {
         return None;
     }
     // By default only built-in programs are verified: they are known to be deterministic.
-    let usual = || Verify::Share(life.config.verify_share);
+    let usual = || Verify::Share(life.config.verification.share);
     let mode = match profile.verify {
         Some(mode) => mode,
         None if is_built_in(&profile.program) => usual(),

@@ -74,7 +74,7 @@ impl Verification {
                 continue;
             }
             // Waiting executions go before verification.
-            if asked || open >= life.config.verify_at_once || !life.waiting.is_empty() {
+            if asked || open >= life.config.verification.at_once || !life.waiting.is_empty() {
                 continue;
             }
             if self.recalls(life, id) {
@@ -114,7 +114,7 @@ impl Verification {
         (up_to, named): (Remembered, &Named),
     ) {
         let now = life.now;
-        let retry = life.config.verify_retry_ms;
+        let retry = life.config.verification.retry_ms;
         let up_to = match up_to {
             Remembered::Nothing => None,
             Remembered::Stored(u) => {
@@ -139,8 +139,8 @@ impl Verification {
 
     fn give_up_the_silent(&mut self, life: &mut Lifecycle, id: ExecutionId) {
         let now = life.now;
-        let silence = life.config.verify_silence_ms;
-        let retry = life.config.verify_retry_ms;
+        let silence = life.config.verification.silence_ms;
+        let retry = life.config.verification.retry_ms;
         let Some(check) = self.checks.get_mut(&id) else {
             return;
         };
@@ -256,7 +256,7 @@ impl Verification {
 
     fn nobody_to_ask(&mut self, life: &mut Lifecycle, id: ExecutionId, soon: bool, why: &str) {
         let now = life.now;
-        let retry = life.config.verify_retry_ms;
+        let retry = life.config.verification.retry_ms;
         let Some(check) = self.checks.get_mut(&id) else {
             return;
         };

@@ -86,16 +86,19 @@ pub fn changed(config: &Config) -> Result<Value, serde_json::Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fiec_policy::Discipline;
+    use fiec_policy::{Discipline, ExplanationSettings, VerificationSettings};
     use serde_json::json;
 
     #[test]
     fn only_what_differs_from_the_defaults_is_written_and_read_back() {
         assert_eq!(changed(&Config::default()).unwrap(), json!({}));
         let config_of_a_test = Config {
-            tell_ms: 0,
+            explanation: ExplanationSettings { report_ms: 0 },
             discipline: Discipline::Fifo,
-            verify_share: 0.5,
+            verification: VerificationSettings {
+                share: 0.5,
+                ..VerificationSettings::default()
+            },
             ..Config::default()
         };
         let written = changed(&config_of_a_test).unwrap();

@@ -435,7 +435,7 @@ impl<D: Decide> World<'_, D> {
     /// Notes whether a gang has waited long enough for a reservation of free places. Other
     /// executions then wait although there is room.
     pub(super) fn note_kept(&mut self) {
-        let (now, keep_us) = (self.now, 1_000 * self.config.gang_keep_ms);
+        let (now, keep_us) = (self.now, 1_000 * self.config.gangs.keep_ms);
         let waits = |e: &u32| {
             let since = match self.exec(*e).waits {
                 Some((Waits::Pending, since)) => since,

@@ -414,7 +414,7 @@ impl<D: Decide> World<'_, D> {
     /// Checks that parts are made, given back and ended in time.
     pub(super) fn watch_ranges(&self, patience: u64) -> Result<(), Wrong> {
         let (now, c) = (self.now, &self.config);
-        let patience = patience + 2_000 * c.spread_dwell_ms + 10_000 * c.look_ms;
+        let patience = patience + 2_000 * c.spreading.dwell_ms + 10_000 * c.look_ms;
         for e in self.ranges.wholes.values().flat_map(|w| &w.members) {
             let exec = self.exec(*e);
             let (Some(tiles), false) = (&exec.tiles, exec.is_done()) else {

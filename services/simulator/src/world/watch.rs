@@ -82,7 +82,7 @@ impl<D: Decide> World<'_, D> {
             }
         }
         self.awake = awake;
-        let own = 1_000 * (4 * self.config.reserve_ms + 2 * self.config.gang_ms);
+        let own = 1_000 * (4 * self.config.quotas.reserve_ms + 2 * self.config.gangs.start_ms);
         self.watch_gangs(pending + own)?;
         self.watch_ranges(pending + own)?;
         self.watch_quotas(pending + own)
@@ -100,7 +100,7 @@ impl<D: Decide> World<'_, D> {
                 since = since.max(self.holds.kept_until);
             }
             // Others of its tenant may hold reservations in vain for a while.
-            patience += 4_000 * self.config.reserve_ms;
+            patience += 4_000 * self.config.quotas.reserve_ms;
         }
         if self.now < since.saturating_add(patience) {
             return Ok(());
