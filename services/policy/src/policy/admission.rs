@@ -39,7 +39,7 @@ impl Machines {
 
     /// An execution has yielded to this one, which is bound next.
     pub(crate) fn gave_way(&mut self, life: &mut Lifecycle, by: ExecutionId) {
-        self.sharing.obeyed(by);
+        self.sharing.yielded_to(by);
         life.promise(by);
         self.gangs.hurry(life, by);
     }

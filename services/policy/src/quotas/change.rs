@@ -35,7 +35,7 @@ impl Change {
         *self == Self::default()
     }
 
-    /// Returns the reservations after a self.
+    /// The reservations after this change.
     pub fn apply(&self, before: &Reservations, quota: Option<&Quota>) -> Reservations {
         let mut entries: BTreeMap<ExecutionId, Reservation> = before
             .entries

@@ -429,20 +429,85 @@ impl Quotas {
             return None;
         }
         let tenant = &life.cluster().execution(id)?.tenant;
-        let wanted: Vec<_> = sets
-            .set_of(life, id)?
-            .into_iter()
-            .filter_map(|id| self.reservation(life, id))
-            .collect();
         let empty = Default::default();
         let entries = self.tables.get(tenant).map_or(&empty, |t| &t.entries);
         if entries.contains_key(&id) {
             return Some("it has reserved, and is being bound".to_owned());
         }
+        let set = sets.set_of(life, id)?;
+        let lacking = set.into_iter().filter(|id| !entries.contains_key(id));
+        let wanted: Vec<_> = lacking
+            .filter_map(|id| self.reservation(life, id))
+            .collect();
         let denied = Sum::of(entries.values()).admits(self.limits.get(tenant), &wanted);
         Some(match denied {
             Err(denied) => denied.in_words(),
             Ok(()) => "it is reserving, in turn after those before it".to_owned(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::lifecycle::bonds::Bonds;
+    use crate::lifecycle::cluster::profile::ProfileIx;
+    use fiec_schemas::scheduling::Gang;
+    use fiec_schemas::{BatchName, InstanceId, Timestamp};
+    use uuid::Uuid;
+
+    fn id(n: u128) -> ExecutionId {
+        ExecutionId(Uuid::from_u128(n))
+    }
+
+    /// A gang of the executions 1 and 2.
+    struct Pair;
+
+    impl Sets for Pair {
+        fn is_free(&self, _: ExecutionId) -> bool {
+            true
+        }
+
+        fn set_of(&self, _: &Lifecycle, _: ExecutionId) -> Option<Vec<ExecutionId>> {
+            Some(vec![id(1), id(2)])
+        }
+    }
+
+    #[test]
+    fn a_member_that_has_reserved_does_not_count_twice_in_what_the_others_wait_for() {
+        let own = InstanceId(Uuid::from_u128(9));
+        let tenant = Tenant::new("lab").unwrap();
+        let mut life = Lifecycle::new(Config::default(), own);
+        let mut quotas = Quotas::new(own);
+        for n in [1, 2] {
+            let at = Timestamp::from_micros(1);
+            life.insert_new(id(n), &tenant, ProfileIx::UNKNOWN, at);
+            let gang = Gang {
+                name: BatchName::new("g").unwrap(),
+                size: 2,
+            };
+            let gang = Some(gang);
+            life.note_bonds(
+                id(n),
+                Bonds {
+                    gang,
+                    ..Bonds::default()
+                },
+            );
+        }
+        let two: Quota = serde_json::from_str(
+            r#"{"v":1,"running":2,"who":"x","at":"2026-01-01T00:00:00.000000Z"}"#,
+        )
+        .unwrap();
+        let _ = quotas.set(&mut life, &tenant, Some(two));
+        let first = quotas.reservation(&life, id(1)).unwrap();
+        let table = Reservations {
+            v: 1,
+            entries: vec![first],
+        };
+        let _ = quotas.reserved(&mut life, &tenant, Some((1, &table)), true);
+        let words = quotas.in_words(&life, id(2), &Pair).unwrap();
+        assert!(words.starts_with("it is reserving"), "{words}");
     }
 }

@@ -51,13 +51,13 @@ pub(crate) struct Sharing {
 }
 
 impl Sharing {
-    /// True if another execution was ordered to yield for this one.
+    /// True if this service has ordered another execution to yield for this one.
     pub fn is_yielded_to(&self, id: ExecutionId) -> bool {
         self.asking.contains_key(&id)
     }
 
     /// Another execution has yielded to this one.
-    pub fn obeyed(&mut self, id: ExecutionId) {
+    pub fn yielded_to(&mut self, id: ExecutionId) {
         self.asking.remove(&id);
     }
 

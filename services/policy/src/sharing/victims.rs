@@ -178,8 +178,9 @@ impl Sharing {
                 return Some(Rule::FairShare);
             }
         }
-        let first = life.leading();
-        let gang = first.filter(|first| first.members.contains(&c.id));
+        let gang = life
+            .leading()
+            .filter(|leading| leading.members.contains(&c.id));
         let waited = |since: Millis| now.mono.since(since) > slice;
         let crowded = match discipline {
             Discipline::Shared => {
@@ -191,10 +192,10 @@ impl Sharing {
         // An execution that leads only by its long wait preempts one that has run for the ageing
         // time. Otherwise many long executions would swap places with every slice.
         let ahead = (c.deadline, c.level) < (v.deadline, v.level);
-        let first = c.priority >= v.priority && ahead
-            || c.effective > v.priority && v.runs_ms >= life.config.ageing_ms;
+        let leads = (c.priority >= v.priority && ahead)
+            || (c.effective > v.priority && v.runs_ms >= life.config.ageing_ms);
         let fair = c.tenant == v.tenant || holdings.may_have(c.tenant);
-        (life.config.sharing.slicing && crowded && v.runs_ms >= slice && first && fair)
+        (life.config.sharing.slicing && crowded && v.runs_ms >= slice && leads && fair)
             .then_some(Rule::TimeSlice)
     }
 
@@ -242,14 +243,14 @@ impl Sharing {
                 .entry((node, claim))
                 .or_insert_with(|| self.would_serve(life, contender.id, (node, claim), &kept))
         };
-        let in_vain = found.iter().position(would_do)?;
-        let rest = &found[in_vain + 1..];
+        let chosen = found.iter().position(would_do)?;
+        let rest = &found[chosen + 1..];
         Some(Chosen {
-            at: found[in_vain].0,
-            rule: found[in_vain].1,
+            at: found[chosen].0,
+            rule: found[chosen].1,
             spared: rest.iter().take(NAMED).map(|(at, _)| *at).collect(),
             spared_count: rest.len(),
-            in_vain,
+            in_vain: chosen,
         })
     }
 
