@@ -56,7 +56,6 @@ pub use fate::{Fate, Seen};
 pub use gangs::GangsSettings;
 pub use input::{ControlOutcome, Input, Judged, Remembered, Ticket};
 pub use lifecycle::cluster::hysteresis::{Automaton, State};
-pub use lifecycle::cluster::quick::QuickMap;
 pub use lifecycle::queue::order::Discipline;
 pub use lifecycle::replicas::Replicas;
 pub use policy::Policy;

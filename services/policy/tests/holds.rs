@@ -473,6 +473,25 @@ fn a_gang_of_which_nothing_runs_any_more_begins_anew_at_once() {
 }
 
 #[test]
+fn no_capsule_of_a_gang_is_sent_while_a_binding_of_it_may_not_be_stored() {
+    let mut w = World::new(3);
+    w.submit_gang();
+    w.unanswered = Some(World::id(2));
+    w.pass(9_000);
+    assert_eq!((phase(&w, 1), phase(&w, 3)), ("bound", "bound"));
+    assert_eq!(
+        w.sent_capsules(),
+        0,
+        "one binding is not known to be stored"
+    );
+    // The append was lost: the second is bound again, and all start.
+    w.unanswered = None;
+    w.tell(World::id(2), true);
+    w.pass(3_000);
+    assert_eq!((w.running(), w.sent_capsules()), (3, 3));
+}
+
+#[test]
 fn when_a_member_of_a_gang_that_is_to_begin_anew_ends_the_others_go_on_alone() {
     let mut w = gang_without_its_second(3);
     yield_place(&mut w, 1);

@@ -273,7 +273,7 @@ fn an_execution_that_kills_its_workers_is_held_after_the_configured_deaths_and_o
 fn drawn_scenarios_with_breakdowns_keep_every_promise() {
     let (mut refused, mut killed) = (0, 0);
     // In these, members of gangs end after the others had started: before and while one is bound.
-    let known = [1_795_816_774_005, 5_186];
+    let known = [1_795_816_774_005, 5_186, 1_795_834_740_012];
     for seed in known.into_iter().chain(seeds(30)) {
         let mut s = random::scenario(seed);
         let mut draw = Draw::new(seed ^ 1, Purpose::Scenario);

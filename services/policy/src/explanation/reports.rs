@@ -131,3 +131,35 @@ fn sense(why: &Why) -> Digest {
     }
     Digest::of(text.as_bytes())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fiec_schemas::PhaseKind;
+
+    fn why(summary: &str) -> Why {
+        Why {
+            summary: summary.to_owned(),
+            candidates: Vec::new(),
+            would_help: Vec::new(),
+            phase: PhaseKind::Pending,
+            place: None,
+            cause: None,
+            decision: None,
+            thresholds: Vec::new(),
+            would_move: Vec::new(),
+            would_go_to: None,
+            waits_for: Vec::new(),
+            next: None,
+        }
+    }
+
+    #[test]
+    fn numbers_that_grow_are_no_news_and_another_reason_is() {
+        let one = sense(&why("pending for 1200 ms: no node can take it now"));
+        let later = sense(&why("pending for 98000 ms: no node can take it now"));
+        let other = sense(&why("pending for 98000 ms: it waits for its gang g"));
+        assert_eq!(one, later);
+        assert_ne!(one, other);
+    }
+}

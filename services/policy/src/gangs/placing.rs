@@ -46,15 +46,7 @@ impl Gangs {
             return false;
         };
         let (retry_at, sent) = (gang.retry_at, gang.sent);
-        let is = |id: &ExecutionId, bound: bool| {
-            let e = life.cluster().execution(*id);
-            e.is_some_and(|e| match e.stage {
-                Stage::Bound(..) => bound && !e.is_appending(),
-                Stage::Pending => !bound,
-                _ => false,
-            })
-        };
-        if members.iter().all(|id| is(id, true)) {
+        if members.iter().all(|id| is_bound(life, *id)) {
             // The replica that bound them sends the capsules. If it is gone, the sweep of each
             // member does.
             if !sent && members.iter().all(|id| of.is_admitted(life, *id)) {
@@ -65,7 +57,8 @@ impl Gangs {
             }
             return false;
         }
-        if !members.iter().all(|id| is(id, false)) {
+        let pending = |id: &ExecutionId| life.stage(*id) == Some(Stage::Pending);
+        if !members.iter().all(pending) {
             return false;
         }
         if let Some(gang) = self.gangs.get_mut(key) {
@@ -109,7 +102,12 @@ impl Gangs {
         if self.is_alone(life, id) {
             return false;
         }
-        let bound = |id: &ExecutionId| matches!(life.stage(*id), Some(Stage::Bound(..)));
+        // Once the capsules were sent, a member may be bound again on its own.
+        let sent = gang.sent;
+        let bound = |id: &ExecutionId| match life.stage(*id) {
+            Some(Stage::Bound(..)) => sent || is_bound(life, *id),
+            _ => false,
+        };
         if gang.complete().is_some_and(|all| all.iter().all(bound)) {
             return false;
         }
@@ -223,6 +221,12 @@ impl Gangs {
         }
         true
     }
+}
+
+/// True for a member whose binding is known to be stored.
+fn is_bound(life: &Lifecycle, id: ExecutionId) -> bool {
+    let e = life.cluster().execution(id);
+    e.is_some_and(|e| matches!(e.stage, Stage::Bound(..)) && !e.is_appending())
 }
 
 /// Places all members or none. Returns the members without a place.

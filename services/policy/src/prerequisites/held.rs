@@ -64,3 +64,71 @@ impl Held {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uuid::Uuid;
+
+    fn id(n: u128) -> ExecutionId {
+        ExecutionId(Uuid::from_u128(n))
+    }
+
+    /// It waits for 1 to complete, and for 2 to end.
+    fn held() -> Held {
+        let awaited = |n, name: &str, on| Awaited {
+            id: id(n),
+            name: name.to_owned(),
+            on,
+        };
+        Held {
+            after: vec![
+                awaited(1, "one", AfterOutcome::Ok),
+                awaited(2, "two", AfterOutcome::Any),
+            ],
+            fails: None,
+        }
+    }
+
+    #[test]
+    fn an_end_of_the_required_kind_is_one_less_to_wait_for() {
+        let mut held = held();
+        assert!(held.learn(id(1), Seen::Ended(Fate::Completed), true));
+        assert!(held.learn(id(2), Seen::Ended(Fate::Failed), true));
+        assert!(held.after.is_empty() && held.fails.is_none());
+        assert!(!held.learn(id(2), Seen::Ended(Fate::Failed), true), "known");
+    }
+
+    #[test]
+    fn an_end_of_another_kind_is_one_with_which_it_fails() {
+        for (seen, words) in [
+            (Seen::Ended(Fate::Failed), "it waits for one, which failed"),
+            (
+                Seen::Ended(Fate::Cancelled),
+                "it waits for one, which was cancelled",
+            ),
+            (
+                Seen::Vanished,
+                "it waits for one, of which nothing is known",
+            ),
+        ] {
+            let mut held = held();
+            assert!(held.learn(id(1), seen, true));
+            let fails = held.fails.unwrap();
+            assert!(fails.words.starts_with(words), "{}", fails.words);
+            assert_eq!((fails.awaited.id, held.after.len()), (id(1), 1));
+        }
+    }
+
+    #[test]
+    fn a_ledger_that_lives_or_may_not_exist_yet_changes_nothing() {
+        let mut held = held();
+        for seen in [Seen::Lives, Seen::Vanished] {
+            assert!(!held.learn(id(1), seen, false) && !held.learn(id(2), seen, false));
+        }
+        assert_eq!(held.after.len(), 2);
+        // In the end, one of which nothing is known has ended somehow.
+        assert!(held.learn(id(2), Seen::Vanished, true));
+        assert!(held.fails.is_none());
+    }
+}

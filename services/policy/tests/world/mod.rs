@@ -69,6 +69,8 @@ pub struct World {
     /// The outputs that the ledgers name, as far as a stream would still show them.
     pub named: BTreeMap<ExecutionId, fiec_policy::Named>,
     /// The shell's open requests about holds, in order.
+    /// Appends to this ledger are lost, and the policy hears nothing of them.
+    pub unanswered: Option<ExecutionId>,
     pub holds: holds::Asked,
     /// Parts that the shell must make, in order.
     pub births: Vec<Action>,
@@ -115,6 +117,7 @@ impl World {
             capsules: 0,
             recalls: Vec::new(),
             named: BTreeMap::new(),
+            unanswered: None,
             holds: holds::Asked::default(),
             births: Vec::new(),
             unborn: BTreeMap::new(),
@@ -204,6 +207,9 @@ impl World {
                 else {
                     continue;
                 };
+                if self.unanswered == Some(execution) {
+                    continue;
+                }
                 let tip = self.ledgers.get(&execution).map_or(0, |l| l.seq);
                 if tip == expected {
                     self.append(execution, events, "policy/p", false);

@@ -32,7 +32,6 @@ mod worker;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use fiec_policy::QuickMap;
 use fiec_policy::Seen;
 use fiec_policy::{Config, ControlOutcome, Input, Millis, Now};
 use fiec_schemas::messages::ControlRequest;
@@ -40,6 +39,7 @@ use fiec_schemas::{
     Event, ExecutionId, ExecutionState, InstanceId, NodeId, Phase, Submission, Tenant,
 };
 use fiec_schemas::{NodeFlags, Timestamp};
+use rustc_hash::FxHashMap;
 
 use crate::broken::{Broken, Violation};
 use crate::decide::Decide;
@@ -176,7 +176,7 @@ pub struct World<'a, D> {
     now: u64,
     queue: Queue<What>,
     nodes: Vec<Node>,
-    by_name: QuickMap<NodeId, u32>,
+    by_name: FxHashMap<NodeId, u32>,
     replicas: Vec<Replica<D>>,
     execs: Vec<Exec>,
     /// The submissions of workloads whose executions are all equal.
@@ -222,7 +222,7 @@ impl<'a, D: Decide> World<'a, D> {
         let bad = |e: fiec_schemas::IdError| fiec_schemas::FieldError::new("nodes", e.to_string());
         let (books, tenant_of) = quotas::books(scenario).map_err(bad)?;
         let mut nodes = Vec::with_capacity(scenario.node_count());
-        let mut by_name = QuickMap::default();
+        let mut by_name = FxHashMap::default();
         for group in &scenario.nodes {
             for name in node_names(group) {
                 let number = u32::try_from(nodes.len()).unwrap_or(u32::MAX);

@@ -40,7 +40,7 @@ struct Whole {
 #[derive(Debug, Default)]
 pub(super) struct Ranges {
     /// Parts that were made.
-    numbers: QuickMap<ExecutionId, u32>,
+    numbers: FxHashMap<ExecutionId, u32>,
     /// Wholes with a live member.
     wholes: BTreeMap<u32, Whole>,
     /// The range in the σ that a worker appends now: the first unfinished tile, and the tile after

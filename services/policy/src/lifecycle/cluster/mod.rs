@@ -9,7 +9,6 @@ pub mod hysteresis;
 pub mod node;
 pub mod places;
 pub mod profile;
-pub mod quick;
 pub mod starts;
 pub mod strangers;
 pub mod tenants;
@@ -22,12 +21,12 @@ use fiec_schemas::scheduling::Parked;
 use fiec_schemas::substrate::HOST;
 use fiec_schemas::{ExecutionId, NodeId};
 
+use rustc_hash::FxHashMap;
 use slotmap::SlotMap;
 
 use self::changed::Changed;
 use self::places::{Claim, DeviceIx};
 use self::profile::{ProfileIx, Profiles};
-use self::quick::QuickMap;
 use self::tenants::Tenants;
 use crate::time::Millis;
 
@@ -67,7 +66,7 @@ pub struct Cluster {
     /// Stands for each forgotten node.
     nobody: Node,
     /// Nodes by name, for lookups.
-    named: QuickMap<NodeId, NodeIx>,
+    named: FxHashMap<NodeId, NodeIx>,
     /// Nodes ordered by name.
     by_name: BTreeMap<NodeId, NodeIx>,
     /// Changes that nobody has acted on yet.
@@ -76,7 +75,7 @@ pub struct Cluster {
     pub profiles: Profiles,
     /// The tenants' held slots and usage.
     pub tenants: Tenants,
-    executions: QuickMap<ExecutionId, Box<Execution>>,
+    executions: FxHashMap<ExecutionId, Box<Execution>>,
     /// Number of parked executions.
     parked: u32,
     agenda: BTreeSet<(Millis, ExecutionId)>,
