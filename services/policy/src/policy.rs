@@ -21,7 +21,7 @@ use crate::config::Config;
 use crate::explanation::Reports;
 use crate::lifecycle::Lifecycle;
 use crate::submission::{NewExecution, Submitted};
-use crate::time::{Millis, Now};
+use crate::time::Now;
 use crate::view::LedgerView;
 use crate::{Action, Input};
 use machines::Machines;
@@ -56,7 +56,7 @@ impl Policy {
     pub fn follow(&mut self, now: Now, view: &LedgerView<'_>, reread: bool, out: &mut Vec<Action>) {
         self.begin_step(now);
         self.life.follow_ledger(&mut self.machines, view, reread);
-        out.append(&mut self.life.out);
+        self.life.take_actions(out);
     }
 
     /// Processes a submission, and pushes further actions. `may_hold` permits [`Submitted::Hold`].
@@ -78,7 +78,7 @@ impl Policy {
             }
             self.life.take_in(&mut self.machines, new, may_hold)
         };
-        out.append(&mut self.life.out);
+        self.life.take_actions(out);
         answer
     }
 
@@ -180,7 +180,7 @@ impl Policy {
                         .reserved(&mut self.life, &tenant, table, answer);
                 self.machines.wait_again(&mut self.life, reserved);
             }
-            Input::Replica { id, leaving } => self.life.replicas.heard(now.mono, id, leaving),
+            Input::Replica { id, leaving } => self.life.hear_replica(id, leaving),
             Input::Yield {
                 ticket,
                 execution,
@@ -194,14 +194,14 @@ impl Policy {
                 self.life.changed().places = true;
             }
             Input::Connected { connected } => {
-                self.life.connected = connected;
+                self.life.set_connected(connected);
                 self.start_clocks_anew();
             }
-            Input::Lost => self.life.heal_until = now.mono.plus(self.life.config.heal_ms),
+            Input::Lost => self.life.lost_messages(),
             Input::Loaded => self.begin(),
             Input::Tick => self.tick(),
         }
-        out.append(&mut self.life.out);
+        self.life.take_actions(out);
     }
 
     /// Binds waiting executions as far as there is room. The shell calls it after each round of
@@ -209,11 +209,11 @@ impl Policy {
     pub fn act(&mut self, now: Now, out: &mut Vec<Action>) {
         self.life.pass(now);
         self.serve_waiting();
-        out.append(&mut self.life.out);
+        self.life.take_actions(out);
     }
 
     fn serve_waiting(&mut self) {
-        if !self.life.loaded || !self.life.connected || self.life.now.mono < self.life.heal_until {
+        if !self.life.may_bind() {
             return;
         }
         self.machines.act_on_admission(&mut self.life);
@@ -223,34 +223,22 @@ impl Policy {
     }
 
     fn begin_step(&mut self, now: Now) {
-        self.life.pass(now);
         // After a stall of this process, silence of others must not count by its clock.
-        if self
-            .life
-            .last_tick
-            .is_some_and(|last| now.mono.since(last) > self.life.config.stall_ms)
-        {
-            self.life.last_tick = Some(now.mono);
+        if self.life.begin_step(now) {
             self.start_clocks_anew();
         }
     }
 
     fn tick(&mut self) {
-        let now = self.life.now;
-        self.life.last_tick = Some(now.mono);
-        self.life
-            .replicas
-            .expire(now.mono, self.life.config.replica_ms);
-        let silent = now.mono.0.saturating_sub(self.life.config.liveness_ms);
-        self.life.strangers.forget_before(Millis(silent));
-        if !self.life.loaded {
+        self.life.begin_tick();
+        if !self.life.is_loaded() {
             return;
         }
         for ix in self.life.cluster().keys() {
             self.life.look_at_node(&mut self.machines, ix);
             self.machines.verification.look_at(&mut self.life, ix);
         }
-        if !self.life.connected || now.mono < self.life.heal_until {
+        if !self.life.may_bind() {
             return;
         }
         // A review may schedule the next one at once. One round a tick is enough.
@@ -288,11 +276,8 @@ impl Policy {
 
     /// The initial load is complete: timers start.
     fn begin(&mut self) {
-        let now = self.life.now;
-        self.life.loaded = true;
-        self.life.changed().places = true;
-        self.machines.quotas.begin(now.mono);
-        self.life.last_tick = Some(now.mono);
+        self.life.begin();
+        self.machines.quotas.begin(self.life.now.mono);
         self.start_clocks_anew();
     }
 }

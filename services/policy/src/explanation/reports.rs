@@ -77,7 +77,7 @@ impl Reports {
             candidates.truncate(CANDIDATES_LIMIT);
             let mut would_help = why.would_help;
             would_help.truncate(CANDIDATES_LIMIT);
-            life.out.push(Action::record(Record::Waiting {
+            life.push(Action::record(Record::Waiting {
                 execution: id,
                 summary: why.summary,
                 omitted: u32::try_from(all - candidates.len()).unwrap_or(u32::MAX),
@@ -93,17 +93,17 @@ impl Reports {
 /// The front of the queue, and of the executions that are held back.
 fn front(life: &Lifecycle) -> Vec<ExecutionId> {
     let mut front = Vec::new();
-    for lane in life.waiting.lanes() {
+    for lane in life.waiting().lanes() {
         let mut cursor = Cursor::default();
         while front.len() < FRONT
-            && let Some((id, _)) = life.waiting.next(lane, &mut cursor, |_| false)
+            && let Some((id, _)) = life.waiting().next(lane, &mut cursor, |_| false)
         {
             front.push(id);
         }
     }
     let pending = |id: &&ExecutionId| {
         let e = life.cluster().execution(**id);
-        e.is_some_and(|e| e.stage == Stage::Pending) && !life.waiting.contains(**id)
+        e.is_some_and(|e| e.stage == Stage::Pending) && !life.waiting().contains(**id)
     };
     front.extend(
         life.all_bonds()

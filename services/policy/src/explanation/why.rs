@@ -236,7 +236,7 @@ pub(crate) fn foresee(
     id: ExecutionId,
     change: &Adjustment,
 ) -> Result<String, String> {
-    life.now = now;
+    life.pass(now);
     let Some(e) = life.cluster().execution(id) else {
         return Ok(String::new());
     };

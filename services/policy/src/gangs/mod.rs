@@ -148,7 +148,7 @@ impl Gangs {
         let mut alone = Vec::new();
         if started && gang.begun.is_none() {
             // For members that started before this replica, the moment of the start is unknown.
-            gang.begun = Some(if life.loaded {
+            gang.begun = Some(if life.is_loaded() {
                 life.now.mono
             } else {
                 Millis(0)

@@ -8,7 +8,6 @@ use crate::Action;
 use crate::lifecycle::Lifecycle;
 use crate::lifecycle::bonds::GangKey;
 use crate::lifecycle::cluster::Stage;
-use crate::lifecycle::placement::Ask;
 use crate::time::Millis;
 
 /// Time until a gang without places is tried again, in ms.
@@ -74,7 +73,7 @@ impl Gangs {
         let unreserved = members.iter().filter(|id| !of.is_admitted(life, **id));
         let unreserved: Vec<_> = unreserved.copied().collect();
         if unreserved.is_empty() {
-            let lacking = place_all(life, &members);
+            let lacking = life.bind_together(&members);
             if let Some(gang) = self.gangs.get_mut(key) {
                 if !lacking.is_empty() {
                     gang.retry_at = now.mono.plus(AGAIN_MS);
@@ -201,7 +200,7 @@ impl Gangs {
             let Stage::Started(ix, _) = e.stage else {
                 continue;
             };
-            life.out.push(Action::Control {
+            life.push(Action::Control {
                 node: life.cluster().node(ix).id.clone(),
                 request: ControlRequest::Yield {
                     execution: id,
@@ -227,58 +226,4 @@ impl Gangs {
 fn is_bound(life: &Lifecycle, id: ExecutionId) -> bool {
     let e = life.cluster().execution(id);
     e.is_some_and(|e| matches!(e.stage, Stage::Bound(..)) && !e.is_appending())
-}
-
-/// Places all members or none. Returns the members without a place.
-fn place_all(life: &mut Lifecycle, members: &[ExecutionId]) -> Vec<ExecutionId> {
-    let now = life.now;
-    for id in members {
-        if life.hold_if_deadly(*id, &Cause::Initial) {
-            return vec![*id];
-        }
-    }
-    let (before, mut placed, mut lacking) = (life.out.len(), Vec::new(), Vec::new());
-    for id in members {
-        let Some(e) = life.cluster().execution(*id) else {
-            lacking.push(*id);
-            continue;
-        };
-        let cause = match e.epoch {
-            0 => Cause::Initial,
-            _ => Cause::NotTaken {
-                reason: "its gang began anew".to_owned(),
-                fault: None,
-            },
-        };
-        let known = e.extra.as_ref().and_then(|x| x.cause.clone());
-        let (mark, cause) = (life.out.len(), known.unwrap_or(cause));
-        let kept = life.kept_from(*id);
-        let apart = life.apart_from(now, *id);
-        let ask = Ask {
-            apart,
-            kept,
-            // A member in a node's queue would start later than the others.
-            free_slot: true,
-            ..Ask::of(e)
-        };
-        let choice = life.choose(&ask);
-        if let Some(choice) = choice {
-            life.append_bound(*id, choice, cause, None);
-        }
-        if life.out.len() == mark {
-            // The other members are tried as well: preemption needs to know exactly which ones
-            // lack a place.
-            lacking.push(*id);
-        } else {
-            placed.push(*id);
-        }
-    }
-    if lacking.is_empty() {
-        return lacking;
-    }
-    life.out.truncate(before);
-    for id in placed {
-        life.take_back(id);
-    }
-    lacking
 }

@@ -47,30 +47,30 @@ pub(crate) struct Lifecycle {
     /// Time of the present step.
     pub(crate) now: Now,
     /// Actions of the present step.
-    pub(crate) out: Vec<Action>,
+    out: Vec<Action>,
     /// Nodes and executions.
     cluster: Cluster,
     /// The nodes in order of score, for each profile.
-    pub(crate) rankings: Rankings,
-    pub(crate) replicas: Replicas,
+    rankings: Rankings,
+    replicas: Replicas,
     /// Executions that must be bound, in queue order.
-    pub(crate) waiting: Waiting,
+    waiting: Waiting,
     /// Failed attempts to bind since the last change.
-    pub(crate) sweep: Sweep,
+    sweep: Sweep,
     /// Executions for which another one has yielded, with the time: they are bound first.
-    pub(crate) promised: BTreeMap<ExecutionId, Millis>,
-    pub(crate) connected: bool,
-    pub(crate) loaded: bool,
+    promised: BTreeMap<ExecutionId, Millis>,
+    connected: bool,
+    loaded: bool,
     /// The policy binds nothing before this moment: holders append what the broker has lost.
-    pub(crate) heal_until: Millis,
-    pub(crate) last_tick: Option<Millis>,
+    heal_until: Millis,
+    last_tick: Option<Millis>,
     /// Time of the last review of absent nodes.
-    pub(crate) absent_looked: Millis,
-    pub(crate) completions: u64,
+    absent_looked: Millis,
+    completions: u64,
     /// Rhythms of executions that have committed a boundary or moved.
-    pub(crate) rhythms: BTreeMap<ExecutionId, Rhythm>,
+    rhythms: BTreeMap<ExecutionId, Rhythm>,
     /// Cost of a start on a node.
-    pub(crate) take_up: TakeUp,
+    take_up: TakeUp,
     /// The gang for which free places are kept.
     leading: Option<Box<queue::leading::Leading>>,
     /// Live executions under which almost as many workers have ended as are allowed.
@@ -78,7 +78,7 @@ pub(crate) struct Lifecycle {
     /// What submissions say of other executions.
     bonds: bonds::AllBonds,
     /// Vectors from names that have not joined.
-    pub(crate) strangers: Strangers,
+    strangers: Strangers,
 }
 
 impl Lifecycle {
@@ -109,6 +109,106 @@ impl Lifecycle {
             bonds: bonds::AllBonds::new(),
             strangers: Strangers::default(),
         }
+    }
+
+    /// An action of the present step that changes nothing of the cluster.
+    pub(crate) fn push(&mut self, action: Action) {
+        self.out.push(action);
+    }
+
+    /// Moves the actions of the present step to `out`.
+    pub(crate) fn take_actions(&mut self, out: &mut Vec<Action>) {
+        out.append(&mut self.out);
+    }
+
+    /// The executions that wait for a place.
+    pub(crate) fn waiting(&self) -> &Waiting {
+        &self.waiting
+    }
+
+    /// What is known of the pace of an execution.
+    pub(crate) fn rhythm(&self, id: ExecutionId) -> Option<&Rhythm> {
+        self.rhythms.get(&id)
+    }
+
+    /// What starts on nodes have cost.
+    pub(crate) fn take_up(&self) -> &TakeUp {
+        &self.take_up
+    }
+
+    /// The policy services that are present.
+    pub(crate) fn replicas(&self) -> &Replicas {
+        &self.replicas
+    }
+
+    /// Names that have sent vectors without joining.
+    pub(crate) fn strangers(&self) -> &Strangers {
+        &self.strangers
+    }
+
+    /// Completions since the start.
+    pub(crate) fn completions(&self) -> u64 {
+        self.completions
+    }
+
+    /// True once all ledgers have been read.
+    pub(crate) fn is_loaded(&self) -> bool {
+        self.loaded
+    }
+
+    /// True while the connection stands.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.connected
+    }
+
+    /// True if executions may be bound: the ledgers have been read, the connection stands, and no
+    /// holder may be appending again what the broker has lost.
+    pub(crate) fn may_bind(&self) -> bool {
+        self.loaded && self.connected && self.now.mono >= self.heal_until
+    }
+
+    /// The ledgers have been read.
+    pub(crate) fn begin(&mut self) {
+        self.loaded = true;
+        self.changed().places = true;
+        self.last_tick = Some(self.now.mono);
+    }
+
+    /// The connection was lost, or stands again.
+    pub(crate) fn set_connected(&mut self, connected: bool) {
+        self.connected = connected;
+    }
+
+    /// The broker has lost messages. Their holders append these again.
+    pub(crate) fn lost_messages(&mut self) {
+        self.heal_until = self.now.mono.plus(self.config.heal_ms);
+    }
+
+    /// Another policy service announced itself.
+    pub(crate) fn hear_replica(&mut self, id: InstanceId, leaving: bool) {
+        self.replicas.heard(self.now.mono, id, leaving);
+    }
+
+    /// A step begins. Returns true after a stall of this process.
+    pub(crate) fn begin_step(&mut self, now: Now) -> bool {
+        self.pass(now);
+        let stall = self.config.stall_ms;
+        let stalled = self
+            .last_tick
+            .is_some_and(|last| now.mono.since(last) > stall);
+        if stalled {
+            self.last_tick = Some(now.mono);
+        }
+        stalled
+    }
+
+    /// Time has passed: services and strangers that are silent are forgotten.
+    pub(crate) fn begin_tick(&mut self) {
+        let now = self.now.mono;
+        self.last_tick = Some(now);
+        self.replicas.expire(now, self.config.replica_ms);
+        let silent = now.0.saturating_sub(self.config.liveness_ms);
+        self.strangers.forget_before(Millis(silent));
     }
 
     /// Advances the state that depends on the time.

@@ -71,7 +71,7 @@ pub(crate) fn without_place(life: &mut Lifecycle, id: ExecutionId, cause: &Cause
 /// Time since an execution's last commit, in ms.
 fn since_commit_ms(life: &Lifecycle, id: ExecutionId) -> u64 {
     let now = life.now;
-    let committed = life.rhythms.get(&id).and_then(|r| r.last);
+    let committed = life.rhythm(id).and_then(|r| r.last);
     let since = life.cluster().execution(id).map_or(now.mono, |e| e.since);
     now.mono
         .since(committed.map_or(since, |(_, at)| at.max(since)))
@@ -116,7 +116,7 @@ pub(super) fn pause_of(life: &Lifecycle, id: ExecutionId, expected_ms: u64) -> O
         expected_ms,
         device_bytes,
         host_bytes,
-        resume_ms: life.take_up.resume_ms(e.state_bytes),
+        resume_ms: life.take_up().resume_ms(e.state_bytes),
         copy_bytes_s: copies,
         device: device.map(|_| Room {
             total_bytes: memory,

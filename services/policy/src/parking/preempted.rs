@@ -156,7 +156,7 @@ pub(crate) fn resume(life: &mut Lifecycle, id: ExecutionId) -> Placed {
 
 /// Cost of one move, in ms.
 fn move_of(life: &Lifecycle, e: &Execution, id: ExecutionId) -> f64 {
-    regret::move_ms(e, life.rhythms.get(&id), &life.take_up)
+    regret::move_ms(e, life.rhythm(id), life.take_up())
 }
 
 /// Reviews one parked, preempted execution.
@@ -181,13 +181,13 @@ pub(super) fn review_preempted(
     }
     let fits = life.fits_back(id, None);
     let ripe = as_f64(waited) >= cost && as_f64(waited) < cost + RIPE_MS;
-    let again = !life.waiting.contains(id) || fits || ripe || deferred.is_some();
+    let again = !life.waiting().contains(id) || fits || ripe || deferred.is_some();
     if again && may_wait(id) {
         life.queue_up(id);
     }
     // The execution may fit here although its profile is blocked: on its own device, or in a
     // slot of a node that accepts no new executions.
-    let blocked = life.sweep.blocked.contains(&profile);
+    let blocked = life.is_blocked(profile);
     if fits && blocked && !life.is_outranked(id) && resume(life, id) == Placed::Yes {
         life.stop_waiting(id);
     }

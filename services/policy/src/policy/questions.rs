@@ -123,7 +123,7 @@ impl Policy {
 
     /// Number of remembered names that have sent vectors without joining.
     pub fn strangers(&self) -> usize {
-        self.life.strangers.count()
+        self.life.strangers().count()
     }
 
     /// Number of known nodes.
@@ -146,7 +146,7 @@ impl Policy {
 
     /// Number of executions that wait for a binding.
     pub fn waiting(&self) -> usize {
-        self.life.waiting.len()
+        self.life.waiting().len()
     }
 
     /// Number of a tenant's live executions without a node, appends in flight included. A counter,
@@ -162,12 +162,12 @@ impl Policy {
 
     /// Completions since the start. A change means that there may be room again.
     pub fn completions(&self) -> u64 {
-        self.life.completions
+        self.life.completions()
     }
 
     /// Number of live policy services, including this one.
     pub fn replicas(&self) -> usize {
-        self.life.replicas.count()
+        self.life.replicas().count()
     }
 
     /// True if an execution holds, or waits for, something shared: a part of a quota, of a batch's

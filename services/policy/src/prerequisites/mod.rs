@@ -225,7 +225,7 @@ impl Prerequisites {
                 // Look again if no answer comes.
                 let again = now.mono.plus(10 * life.config.look_ms);
                 self.look_at.insert(id, again);
-                life.out.push(Action::Lookup {
+                life.push(Action::Lookup {
                     execution: id,
                     tenant,
                 });

@@ -100,7 +100,7 @@ impl Quotas {
     pub fn is_gone(&self, life: &Lifecycle, entry: &Reservation) -> bool {
         let now = life.now;
         let young = now.mono.since(self.began) < 2 * life.config.replica_ms;
-        !young && !life.replicas.is_present(entry.by)
+        !young && !life.replicas().is_present(entry.by)
     }
 
     /// Takes over a gone owner's reservations for live executions. If the preferred replica does

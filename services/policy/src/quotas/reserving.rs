@@ -275,7 +275,7 @@ impl Quotas {
             for id in &table.freeing {
                 table.to_free.remove(id);
             }
-            life.out.push(Action::Reserve {
+            life.push(Action::Reserve {
                 quota: self.limits.get(&tenant).cloned(),
                 tenant,
                 change: Box::new(change),

@@ -71,7 +71,7 @@ impl Quotas {
             e.is_some_and(|e| e.epoch == trimmed.epoch && matches!(e.stage, Stage::Started(..)))
         });
         for (tenant, quota) in limited {
-            let mine = life.replicas.prefers_self(tenant.as_str().as_bytes());
+            let mine = life.replicas().prefers_self(tenant.as_str().as_bytes());
             let all = mine.then(|| self.entries_of(life, &tenant)).flatten();
             let over = |all: &[Entry]| excess::exceeds(all.iter().map(|e| &e.has), &quota);
             let enough = all.as_ref().is_some_and(|all| !over(all));
@@ -117,8 +117,8 @@ impl Quotas {
                 _ => State::Firm,
             };
             let regret = (state == State::Runs).then(|| {
-                let rhythm = life.rhythms.get(&entry.execution);
-                Regret::of(e, rhythm, &life.take_up, now.mono)
+                let rhythm = life.rhythm(entry.execution);
+                Regret::of(e, rhythm, life.take_up(), now.mono)
             });
             Some(Entry {
                 id: entry.execution,

@@ -89,7 +89,7 @@ impl Reallocation {
         self.freed_for
             .retain(|_, at| now.mono.since(*at) < FREED_WITHIN_MS);
         let waits: Vec<_> = life
-            .waiting
+            .waiting()
             .profiles()
             .filter(|ix| wants_device(life, *ix))
             .take(PROFILES)

@@ -69,7 +69,7 @@ impl Sharing {
 
     /// The profiles of those for which another execution yields.
     pub fn served(&self, life: &Lifecycle) -> BTreeSet<ProfileIx> {
-        let ids = self.asking.keys().chain(life.promised.keys());
+        let ids = self.asking.keys().chain(life.promised());
         ids.filter_map(|id| life.cluster().execution(*id).map(|e| e.profile))
             .collect()
     }

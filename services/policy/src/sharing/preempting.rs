@@ -49,12 +49,12 @@ impl Sharing {
     ) {
         let now = life.now;
         let due = now.mono.since(self.reviewed) >= life.config.sharing.review_ms;
-        let nobody = life.waiting.is_empty() && life.leading().is_none();
+        let nobody = life.waiting().is_empty() && life.leading().is_none();
         if !due || nobody || life.config.discipline == Discipline::Fifo {
             return;
         }
         self.reviewed = now.mono;
-        life.waiting.age(&life.config, now.mono);
+        life.age_queue();
         self.forget_vain_orders(life);
         let contenders = self.contenders(life);
         if contenders.is_empty() && life.leading().is_none() {
@@ -106,7 +106,7 @@ impl Sharing {
 
     /// The first executions that lack only a place and for which this replica acts.
     fn contenders(&mut self, life: &mut Lifecycle) -> Vec<Contender> {
-        let profiles: Vec<_> = life.waiting.profiles().take(WINDOW).collect();
+        let profiles: Vec<_> = life.waiting().profiles().take(WINDOW).collect();
         let mut possible = std::collections::BTreeSet::new();
         for profile in profiles {
             if life.is_only_full(profile) {
@@ -115,10 +115,10 @@ impl Sharing {
         }
         let skip = |profile| !possible.contains(&profile);
         let ids = life.first_waiting(CONTENDERS, skip, |id| {
-            self.asking.contains_key(&id) || life.promised.contains_key(&id) || !life.is_mine(id)
+            self.asking.contains_key(&id) || life.is_promised(id) || !life.is_mine(id)
         });
         let contender = |id| {
-            let (waiter, effective) = life.waiting.get(id)?;
+            let (waiter, effective) = life.waiting().get(id)?;
             self.contender(life, id, waiter, effective)
         };
         ids.into_iter().filter_map(contender).collect()

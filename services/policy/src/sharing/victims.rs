@@ -69,7 +69,7 @@ impl Holdings<'_> {
     }
 
     fn fair(&self, tenant: TenantIx) -> f64 {
-        let waits = |ix| self.life.waiting.of_tenant(ix) > 0;
+        let waits = |ix| self.life.waiting().of_tenant(ix) > 0;
         self.life.cluster().tenants.fair(tenant, waits)
     }
 
@@ -126,8 +126,8 @@ impl Sharing {
             return None;
         }
         let profile = life.cluster().profiles.get(e.profile)?;
-        let rhythm = life.rhythms.get(&id);
-        let regret = Regret::of(e, rhythm, &life.take_up, now.mono);
+        let rhythm = life.rhythm(id);
+        let regret = Regret::of(e, rhythm, life.take_up(), now.mono);
         let runs_ms = now.mono.since(e.since);
         let residency = match life.config.discipline {
             Discipline::Shared => residency_ms(&life.config, regret.move_ms),
@@ -184,7 +184,7 @@ impl Sharing {
         let waited = |since: Millis| now.mono.since(since) > slice;
         let crowded = match discipline {
             Discipline::Shared => {
-                life.waiting.since().is_some_and(waited) || gang.is_some_and(|g| waited(g.since))
+                life.waiting().since().is_some_and(waited) || gang.is_some_and(|g| waited(g.since))
             }
             Discipline::LeastAttained => true,
             Discipline::Fifo | Discipline::Priority => false,

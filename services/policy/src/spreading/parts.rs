@@ -48,7 +48,7 @@ impl Ranges {
                 continue;
             };
             self.unknown.insert(part, (holder, again));
-            life.out.push(Action::MakePart {
+            life.push(Action::MakePart {
                 part,
                 holder,
                 tenant,
@@ -69,7 +69,7 @@ impl Ranges {
                 continue;
             };
             self.holders.insert(holder, again);
-            life.out.push(Action::Lookup {
+            life.push(Action::Lookup {
                 execution: holder,
                 tenant,
             });
@@ -141,7 +141,7 @@ impl Ranges {
                 continue;
             }
             match on {
-                Some(ix) => life.out.push(Action::Control {
+                Some(ix) => life.push(Action::Control {
                     node: life.cluster().node(ix).id.clone(),
                     request: ControlRequest::Cancel {
                         execution: part,

@@ -98,7 +98,7 @@ impl Ranges {
             refused: None,
         });
         growth.stays = Some(Stay::Asked(one.id));
-        life.out.push(Action::Control {
+        life.push(Action::Control {
             node: life.cluster().node(ix).id.clone(),
             request: ControlRequest::Split {
                 execution: one.id,
@@ -216,9 +216,9 @@ impl Ranges {
         if member.requested || e.order().is_some() || told || full || failing {
             return None;
         }
-        let rhythm = life.rhythms.get(&id);
+        let rhythm = life.rhythm(id);
         let each_ms = rhythm?.quantile(0.5)?;
-        let moves_ms = move_ms(e, rhythm, &life.take_up);
+        let moves_ms = move_ms(e, rhythm, life.take_up());
         Some(Splittable {
             id,
             left: member.left?,
@@ -271,6 +271,6 @@ impl Ranges {
 
 /// True if another waiting execution has a place.
 fn others_wait(life: &mut Lifecycle) -> bool {
-    let profiles: Vec<_> = life.waiting.profiles().take(PROFILES).collect();
+    let profiles: Vec<_> = life.waiting().profiles().take(PROFILES).collect();
     profiles.into_iter().any(|profile| life.is_open(profile))
 }

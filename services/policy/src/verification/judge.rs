@@ -125,7 +125,7 @@ impl Verification {
         match outcome {
             Outcome::Agreed(by) => {
                 let names: Vec<_> = by.iter().map(|ix| name(*ix)).collect();
-                life.out.push(record(
+                life.push(record(
                     names,
                     VerificationOutcome::Agreed,
                     format!("{said} had computed the same"),
@@ -144,7 +144,7 @@ impl Verification {
                     None => VerificationOutcome::VerifierCorrupt,
                     Some(_) => VerificationOutcome::Undecided,
                 };
-                life.out.push(record(
+                life.push(record(
                     vec![name(slanderer), name(by)],
                     outcome,
                     format!("{}: {reason}", name(slanderer)),
@@ -169,8 +169,7 @@ impl Verification {
                     None => VerificationOutcome::NodeCorrupt,
                     Some(_) => VerificationOutcome::Undecided,
                 };
-                life.out
-                    .push(record(names, outcome, format!("{said}: {reason}")));
+                life.push(record(names, outcome, format!("{said}: {reason}")));
                 self.go_back(life, id, claim.node, reason.clone());
                 match (claim.node, excuse) {
                     (Some(node), None) => self.convict(life, node, reason),
@@ -180,7 +179,7 @@ impl Verification {
             }
             Outcome::Undecided => {
                 let names: Vec<_> = first.into_iter().map(name).collect();
-                life.out.push(record(
+                life.push(record(
                     names,
                     VerificationOutcome::Undecided,
                     format!("{said} had computed other bits"),
@@ -192,7 +191,7 @@ impl Verification {
                     "the ledger shows no more which outputs {what} have named, so they are \
                      computed anew"
                 );
-                life.out.push(record(
+                life.push(record(
                     vec![name(by)],
                     VerificationOutcome::Undecided,
                     reason.clone(),
@@ -206,8 +205,7 @@ impl Verification {
                     "{what} have three different ends; all were asked for proofs. If their canaries \
                      pass, the bits of the program depend on the node: `fiec check` tells where"
                 );
-                life.out
-                    .push(record(names, VerificationOutcome::Undecided, note.clone()));
+                life.push(record(names, VerificationOutcome::Undecided, note.clone()));
                 check.trial = None;
                 check.failed(now.mono, retry, note);
                 check.babels = check.babels.saturating_add(1);
@@ -241,7 +239,7 @@ impl Verification {
                 good,
             };
             let drop = old.filter(|digest| *digest != up_to.good.digest);
-            life.out.push(Action::Verified {
+            life.push(Action::Verified {
                 execution: id,
                 up_to,
                 drop,
@@ -284,7 +282,7 @@ impl Verification {
     pub fn drop_kept(&mut self, life: &mut Lifecycle, id: ExecutionId) {
         let good = self.checks.get(&id).and_then(|check| check.good.as_ref());
         if let Some(good) = good.filter(|place| is_kept(place)) {
-            life.out.push(Action::DropKept {
+            life.push(Action::DropKept {
                 execution: id,
                 digest: good.digest,
             });

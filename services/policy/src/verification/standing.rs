@@ -41,8 +41,8 @@ impl Verification {
         let young = proof
             .as_ref()
             .is_some_and(|p| now.wall.micros() - p.at.micros() < YOUNG_US);
-        if (life.loaded || young) && life.speaks_for(name) {
-            life.out.push(Action::record(Record::Proof {
+        if (life.is_loaded() || young) && life.speaks_for(name) {
+            life.push(Action::record(Record::Proof {
                 proof: Box::new(signed.clone()),
                 refused,
                 at: now.wall,
@@ -131,7 +131,7 @@ impl Verification {
         if waits {
             life.stop_waiting(id);
         }
-        life.out.push(Action::StepBack {
+        life.push(Action::StepBack {
             execution: id,
             tenant,
             cause: Cause::Corrupt {
@@ -145,7 +145,7 @@ impl Verification {
 
     /// Repeats on each tick what could not be done at once.
     pub fn look_at(&mut self, life: &mut Lifecycle, ix: NodeIx) {
-        if !life.connected {
+        if !life.is_connected() {
             return;
         }
         let node = life.cluster().node(ix);

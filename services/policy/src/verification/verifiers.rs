@@ -74,7 +74,7 @@ impl Verification {
                 continue;
             }
             // Waiting executions go before verification.
-            if asked || open >= life.config.verification.at_once || !life.waiting.is_empty() {
+            if asked || open >= life.config.verification.at_once || !life.waiting().is_empty() {
                 continue;
             }
             if self.recalls(life, id) {
@@ -98,7 +98,7 @@ impl Verification {
         let Some(e) = life.cluster().execution(id) else {
             return false;
         };
-        life.out.push(Action::Recall {
+        life.push(Action::Recall {
             execution: id,
             tenant: e.tenant.clone(),
         });
@@ -220,7 +220,7 @@ impl Verification {
         trial.question = question;
         trial.asked = Some(choice.node);
         trial.heard = now.mono;
-        life.out.push(Action::Control {
+        life.push(Action::Control {
             node: life.cluster().node(choice.node).id.clone(),
             request: ControlRequest::Verify {
                 question,

@@ -6,7 +6,7 @@ use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::places::Claim;
 use crate::lifecycle::cluster::profile::ProfileIx;
 use crate::lifecycle::cluster::{Attained, Execution, Presence, Stage};
-use crate::lifecycle::placement::Choice;
+use crate::lifecycle::placement::{Ask, Choice};
 use crate::time::{Millis, Now};
 use crate::{Action, Ticket};
 
@@ -162,5 +162,61 @@ impl Lifecycle {
     /// Time until the first review of a binding, in ms.
     pub(crate) fn balance_check(&self) -> u64 {
         self.config.balance_ms.min(self.config.take_ms)
+    }
+}
+
+impl Lifecycle {
+    /// Binds all of these or none. Returns the members without a place.
+    pub(crate) fn bind_together(&mut self, members: &[ExecutionId]) -> Vec<ExecutionId> {
+        let now = self.now;
+        for id in members {
+            if self.hold_if_deadly(*id, &Cause::Initial) {
+                return vec![*id];
+            }
+        }
+        let (before, mut placed, mut lacking) = (self.out.len(), Vec::new(), Vec::new());
+        for id in members {
+            let Some(e) = self.cluster.execution(*id) else {
+                lacking.push(*id);
+                continue;
+            };
+            let cause = match e.epoch {
+                0 => Cause::Initial,
+                _ => Cause::NotTaken {
+                    reason: "its gang began anew".to_owned(),
+                    fault: None,
+                },
+            };
+            let known = e.extra.as_ref().and_then(|x| x.cause.clone());
+            let (mark, cause) = (self.out.len(), known.unwrap_or(cause));
+            let kept = self.kept_from(*id);
+            let apart = self.apart_from(now, *id);
+            let ask = Ask {
+                apart,
+                kept,
+                // A member in a node's queue would start later than the others.
+                free_slot: true,
+                ..Ask::of(e)
+            };
+            let choice = self.choose(&ask);
+            if let Some(choice) = choice {
+                self.append_bound(*id, choice, cause, None);
+            }
+            if self.out.len() == mark {
+                // The other members are tried as well: preemption needs to know exactly which ones
+                // lack a place.
+                lacking.push(*id);
+            } else {
+                placed.push(*id);
+            }
+        }
+        if lacking.is_empty() {
+            return lacking;
+        }
+        self.out.truncate(before);
+        for id in placed {
+            self.take_back(id);
+        }
+        lacking
     }
 }

@@ -54,7 +54,7 @@ impl Lifecycle {
         let Some((stage, device)) = self.stage_of(view, writer) else {
             return;
         };
-        if !self.take_up(gate, view) {
+        if !self.know(gate, view) {
             return;
         }
         let before = self.cluster.execution(id).map(|e| (e.stage, e.epoch));
@@ -94,7 +94,7 @@ impl Lifecycle {
     }
 
     /// Inserts the execution with its profile. Returns false if the message is unusable.
-    fn take_up(&mut self, gate: &mut impl Gate, view: &LedgerView<'_>) -> bool {
+    fn know(&mut self, gate: &mut impl Gate, view: &LedgerView<'_>) -> bool {
         let now = self.now;
         let id = view.state.execution;
         let known = self.cluster.execution(id).map(|e| e.profile);

@@ -41,6 +41,26 @@ impl Lifecycle {
         self.changed().newcomers = true;
     }
 
+    /// Lets waiting executions age.
+    pub(crate) fn age_queue(&mut self) {
+        self.waiting.age(&self.config, self.now.mono);
+    }
+
+    /// Executions for which another one has yielded.
+    pub(crate) fn promised(&self) -> impl Iterator<Item = &ExecutionId> {
+        self.promised.keys()
+    }
+
+    /// True if another execution has yielded for this one.
+    pub(crate) fn is_promised(&self, id: ExecutionId) -> bool {
+        self.promised.contains_key(&id)
+    }
+
+    /// True if no execution of this profile has found a place since the last change.
+    pub(crate) fn is_blocked(&self, profile: ProfileIx) -> bool {
+        self.sweep.blocked.contains(&profile)
+    }
+
     /// Another execution was preempted for this one, which is bound next.
     pub(crate) fn promise(&mut self, id: ExecutionId) {
         self.promised.insert(id, self.now.mono);
