@@ -1,11 +1,11 @@
 //! The policy's view of live executions, as data. A comparison with the ledgers shows
 //! whether the policy has missed a message.
 
+use fiec_schemas::ExecutionId;
 use fiec_schemas::messages::Believed;
-use fiec_schemas::{ExecutionId, PhaseKind};
 
 use crate::lifecycle::Lifecycle;
-use crate::lifecycle::cluster::{Execution, Stage};
+use crate::lifecycle::cluster::Execution;
 
 /// At most `most` live executions with ids greater than `after`, ordered by id, and whether more
 /// follow. It reads all live executions, so keep it off the hot path.
@@ -34,14 +34,7 @@ fn believed(life: &Lifecycle, id: ExecutionId, e: &Execution) -> Believed {
     let node = e.stage.node().map(|ix| life.cluster().node(ix).id.clone());
     Believed {
         execution: id,
-        phase: match e.stage {
-            Stage::Pending => PhaseKind::Pending,
-            Stage::Bound(..) => PhaseKind::Bound,
-            Stage::Started(..) => PhaseKind::Started,
-            Stage::Paused => PhaseKind::Paused,
-            Stage::Held => PhaseKind::Held,
-            Stage::Verifying => PhaseKind::Verifying,
-        },
+        phase: e.stage.phase(),
         seq: e.seq,
         epoch: e.epoch,
         node,

@@ -4,7 +4,7 @@ use fiec_schemas::duty::{Actor, Duty};
 use fiec_schemas::messages::{InForce, Place, Why};
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::substrate::HOST;
-use fiec_schemas::{Candidate, ExecutionId, NodeId, PhaseKind};
+use fiec_schemas::{Candidate, ExecutionId, NodeId};
 
 use super::Reasons;
 use super::duties::standing;
@@ -122,7 +122,7 @@ pub(crate) fn why(life: &Lifecycle, of: &impl Reasons, now: Now, id: ExecutionId
         summary,
         candidates: review.candidates,
         would_help,
-        phase: phase_of(e.stage),
+        phase: e.stage.phase(),
         place: here.map(|ix| Place {
             node: name(ix).clone(),
             substrate: life.cluster().node(ix).devices.id_of(e.device()).to_owned(),
@@ -308,16 +308,4 @@ pub(crate) fn foresee(
 fn acceptable(candidates: &[Candidate]) -> Vec<NodeId> {
     let candidates = candidates.iter().filter(|c| c.score.is_some());
     candidates.map(|c| c.node.clone()).take(4).collect()
-}
-
-/// The phase of a stage.
-fn phase_of(stage: Stage) -> PhaseKind {
-    match stage {
-        Stage::Pending => PhaseKind::Pending,
-        Stage::Bound(..) => PhaseKind::Bound,
-        Stage::Started(..) => PhaseKind::Started,
-        Stage::Paused => PhaseKind::Paused,
-        Stage::Held => PhaseKind::Held,
-        Stage::Verifying => PhaseKind::Verifying,
-    }
 }

@@ -5,7 +5,7 @@ use fiec_schemas::{Cause, Event, ExecutionId, Tenant, Timestamp};
 use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::places::Claim;
 use crate::lifecycle::cluster::profile::ProfileIx;
-use crate::lifecycle::cluster::{Attained, Execution, Presence, Stage};
+use crate::lifecycle::cluster::{Execution, Presence, Stage};
 use crate::lifecycle::placement::{Ask, Choice};
 use crate::time::{Millis, Now};
 use crate::{Action, Ticket};
@@ -32,26 +32,8 @@ impl Lifecycle {
         profile: ProfileIx,
         submitted_at: Timestamp,
     ) {
-        let now = self.now;
-        let mut new = Execution {
-            tenant: tenant.clone(),
-            seq: 0,
-            epoch: 0,
-            profile,
-            in_flight: None,
-            long: false,
-            is_part: false,
-            stage: Stage::Pending,
-            claim: Claim::Host,
-            since: now.mono,
-            arrived: now.mono,
-            due: Millis(0),
-            submitted_at,
-            state_bytes: 0,
-            state_seq: 0,
-            attained: Attained::default(),
-            extra: None,
-        };
+        let since = self.now.mono;
+        let mut new = Execution::new(tenant.clone(), profile, submitted_at, since);
         new.begin_append();
         self.cluster.insert(id, new);
     }

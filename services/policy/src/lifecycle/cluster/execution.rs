@@ -3,7 +3,9 @@
 
 use fiec_schemas::duty::Request;
 use fiec_schemas::scheduling::{Adjustment, Keep, Parked, Rule};
-use fiec_schemas::{Cause, Decision, InstanceId, RequestKind, Sequence, Tenant, Timestamp};
+use fiec_schemas::{
+    Cause, Decision, InstanceId, PhaseKind, RequestKind, Sequence, Tenant, Timestamp,
+};
 
 use crate::lifecycle::cluster::NodeIx;
 use crate::lifecycle::cluster::places::{Claim, DeviceIx};
@@ -28,6 +30,18 @@ pub enum Stage {
 }
 
 impl Stage {
+    /// The phase that it stands for.
+    pub fn phase(self) -> PhaseKind {
+        match self {
+            Stage::Pending => PhaseKind::Pending,
+            Stage::Bound(..) => PhaseKind::Bound,
+            Stage::Started(..) => PhaseKind::Started,
+            Stage::Paused => PhaseKind::Paused,
+            Stage::Held => PhaseKind::Held,
+            Stage::Verifying => PhaseKind::Verifying,
+        }
+    }
+
     /// The node that it is bound to.
     pub fn node(self) -> Option<NodeIx> {
         match self {
@@ -287,6 +301,29 @@ pub struct Execution {
 }
 
 impl Execution {
+    /// A pending execution of which nothing is appended yet.
+    pub fn new(tenant: Tenant, profile: ProfileIx, submitted_at: Timestamp, since: Millis) -> Self {
+        Self {
+            tenant,
+            seq: 0,
+            epoch: 0,
+            profile,
+            in_flight: None,
+            long: false,
+            is_part: false,
+            stage: Stage::Pending,
+            claim: Claim::Host,
+            since,
+            arrived: since,
+            due: Millis(0),
+            submitted_at,
+            state_bytes: 0,
+            state_seq: 0,
+            attained: Attained::default(),
+            extra: None,
+        }
+    }
+
     /// True if the execution is parked because it was preempted.
     pub fn is_preempted(&self) -> bool {
         let why = self.extra.as_ref().and_then(|x| x.why_parked.as_ref());

@@ -30,7 +30,7 @@ use self::profile::{ProfileIx, Profiles};
 use self::tenants::Tenants;
 use crate::time::Millis;
 
-pub use self::execution::{Attained, Execution, Order, Stage, Wanted};
+pub use self::execution::{Execution, Order, Stage, Wanted};
 pub use self::node::{Node, NodeIx, Presence};
 
 /// The part of an execution in its node's counts.

@@ -7,7 +7,7 @@ use crate::lifecycle::Lifecycle;
 use crate::lifecycle::bonds::BondSpec;
 use crate::lifecycle::cluster::places::Claim;
 use crate::lifecycle::cluster::profile::{Profile, ProfileIx};
-use crate::lifecycle::cluster::{Attained, Execution, Presence, Stage};
+use crate::lifecycle::cluster::{Execution, Presence, Stage};
 use crate::lifecycle::gate::Gate;
 use crate::time::Millis;
 use crate::view::LedgerView;
@@ -129,29 +129,10 @@ impl Lifecycle {
             return true;
         }
         let since = now.moment_of(view.state.at());
-        self.insert(
-            id,
-            Execution {
-                tenant,
-                seq: view.seq,
-                epoch: view.state.epoch,
-                profile,
-                in_flight: None,
-                long: false,
-                is_part: false,
-                // `set_stage`, which follows, updates the counts.
-                stage: Stage::Pending,
-                claim: Claim::Host,
-                since,
-                arrived: since,
-                due: Millis(0),
-                submitted_at: view.state.submitted_at(),
-                state_bytes: 0,
-                state_seq: 0,
-                attained: Attained::default(),
-                extra: None,
-            },
-        );
+        // Its stage follows, which updates the counts.
+        let new = Execution::new(tenant, profile, view.state.submitted_at(), since);
+        let (seq, epoch) = (view.seq, view.state.epoch);
+        self.insert(id, Execution { seq, epoch, ..new });
         if let Some(tenant) = self.tenant(id) {
             let hold = view.state.spec().and_then(BondSpec::read);
             gate.took_in(self, id, &tenant, hold, view.state.epoch > 0);
