@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
+use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::consumer::{AckPolicy, Consumer, DeliverPolicy, pull};
 use async_nats::jetstream::context::{CreateStreamError, CreateStreamErrorKind};
 use async_nats::jetstream::stream;
@@ -35,6 +36,9 @@ const STREAMS: [(&str, &str); 10] = [
 ];
 
 /// Metadata of the ledger stream: the number of shards that `fiec setup` made.
+/// Pause before a stream is made again.
+const AGAIN: Duration = Duration::from_millis(300);
+
 const SHARDS: &str = "fiec.shards";
 const CAPSULE_STREAMS: &str = "FIEC_CAPSULE_";
 
@@ -295,17 +299,29 @@ async fn apply_stream(
         .map_err(explain)
 }
 
-/// Makes a stream. A cluster whose servers have just started may answer late: making it again is the
-/// same request.
+/// Makes a stream. Servers that have just started may answer late, or not make its folder at once:
+/// making it again is the same request.
 async fn create(broker: &Broker, config: stream::Config) -> Result<(), CreateStreamError> {
     let mut attempts = 3;
     loop {
         let made = broker.js.create_stream(config.clone()).await;
         attempts -= 1;
         match made {
-            Err(error) if attempts > 0 && error.kind() == CreateStreamErrorKind::TimedOut => {}
+            Err(error) if attempts > 0 && may_pass(&error) => {
+                tracing::warn!(stream = config.name, %error, "a stream was not made; it is made again");
+                tokio::time::sleep(AGAIN).await;
+            }
             made => return made.map(drop),
         }
+    }
+}
+
+/// True for an error that may pass: no answer, or a server that could not begin to store.
+fn may_pass(error: &CreateStreamError) -> bool {
+    match error.kind() {
+        CreateStreamErrorKind::TimedOut => true,
+        CreateStreamErrorKind::JetStream(error) => error.error_code() == ErrorCode::STREAM_CREATE,
+        _ => false,
     }
 }
 
