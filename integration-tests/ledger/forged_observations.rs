@@ -9,8 +9,8 @@ use fiec_schemas::hardware::RunningProgress;
 use fiec_schemas::messages::{Believed, Why};
 use fiec_schemas::quota::Quota;
 use fiec_schemas::{
-    Binding, Digest, ExecutionId, ExecutionState, NodeId, Phase, PhaseKind, RequestKind,
-    Submission, Tenant, Timestamp,
+    Binding, Digest, ExecutionId, ExecutionState, NodeId, Phase, PhaseKind, RequestKind, Requested,
+    Started, Submission, Tenant, Timestamp,
 };
 use serde_json::json;
 use uuid::Uuid;
@@ -63,7 +63,7 @@ fn binding(node: &str) -> Binding {
 }
 
 fn started(node: &str) -> Phase {
-    Phase::Started(binding(node))
+    Phase::Started(binding(node).into())
 }
 
 fn plain() -> Arc<Submission> {
@@ -110,7 +110,7 @@ fn a_view_that_stays_behind_or_differs_from_the_ledger_is_found() {
 
 #[test]
 fn a_view_may_show_any_message_that_was_stored_while_it_was_read() {
-    let before = BTreeMap::from([last(1, 7, Phase::Pending, &plain())]);
+    let before = BTreeMap::from([last(1, 7, Phase::PENDING, &plain())]);
     let after = BTreeMap::from([last(1, 9, started("n1"), &plain())]);
     let between = believed(1, PhaseKind::Bound, 8, Some("n1"));
     let view = BTreeMap::from([(id(1), between)]);
@@ -148,7 +148,7 @@ fn waiting(number: u128, why: Why, running: Option<u32>) -> Waiting {
 
 #[test]
 fn a_pending_execution_that_a_free_node_could_take_is_found() {
-    let ledgers = BTreeMap::from([last(1, 7, Phase::Pending, &plain())]);
+    let ledgers = BTreeMap::from([last(1, 7, Phase::PENDING, &plain())]);
     let judged = |waiting: &Waiting| rules(&liveness::judge(&ledgers, waiting));
     assert_eq!(judged(&waiting(1, why(&[], &[]), None)), [Rule::Liveness]);
     assert_eq!(judged(&waiting(1, why(&["it is full"], &[]), None)), []);
@@ -160,13 +160,13 @@ fn a_pending_execution_that_a_free_node_could_take_is_found() {
 #[test]
 fn a_limit_that_is_in_use_and_a_dependency_hold_an_execution_back() {
     let mut ledgers = BTreeMap::from([
-        last(1, 7, Phase::Pending, &plain()),
+        last(1, 7, Phase::PENDING, &plain()),
         last(2, 8, started("n1"), &plain()),
     ]);
     let full = waiting(1, why(&[], &["its tenant's quota"]), Some(1));
     assert_eq!(rules(&liveness::judge(&ledgers, &full)), []);
     let spec = submission(json!({"after": [{"id": "other"}]}));
-    ledgers.extend([last(3, 9, Phase::Pending, &spec)]);
+    ledgers.extend([last(3, 9, Phase::PENDING, &spec)]);
     let waits = waiting(3, why(&[], &["other"]), None);
     assert_eq!(rules(&liveness::judge(&ledgers, &waits)), []);
 }
@@ -198,7 +198,7 @@ fn answers_that_were_not_kept_are_found() {
         (Said::Resumed, started("n1")),
         (Said::Cancelled, Phase::Cancelled),
         (Said::Completed, Phase::Completed),
-        (Said::Accepted, Phase::Pending),
+        (Said::Accepted, Phase::PENDING),
     ] {
         assert_eq!(judged(&[said], phase), [], "{said:?}");
     }
@@ -212,9 +212,16 @@ fn answers_that_were_not_kept_are_found() {
 
 #[test]
 fn a_pause_that_stands_in_the_ledger_may_wait_for_its_boundary() {
-    let (number, mut ledger) = last(1, 7, started("n1"), &plain());
-    let requested = json!({"what": RequestKind::Pause, "who": "me", "at": at(1)});
-    Arc::make_mut(&mut ledger.state).requested = Some(serde_json::from_value(requested).unwrap());
+    let started = Phase::Started(Started {
+        binding: binding("n1"),
+        requested: Some(Requested {
+            what: RequestKind::Pause,
+            who: "me".to_owned(),
+            at: Some(at(1)),
+        }),
+        parked: None,
+    });
+    let (number, ledger) = last(1, 7, started, &plain());
     let said = [Answer {
         execution: number,
         said: Said::Paused,
@@ -256,7 +263,7 @@ fn progress_that_no_commit_holds_for_too_long_is_found() {
 #[test]
 fn each_kind_of_leak_is_found() {
     let ledgers = BTreeMap::from([
-        last(1, 7, Phase::Pending, &plain()),
+        last(1, 7, Phase::PENDING, &plain()),
         last(2, 8, started("n1"), &plain()),
     ]);
     let judged = |kept: Kept| rules(&leaks::judge(&ledgers, &kept));

@@ -3,7 +3,7 @@
 
 use crate::stage;
 use crate::stage::{Lab, Line, args, audit, digest_of, until, workers, workers_with_history};
-use fiec_schemas::{Event, ExecutionId, NodeId, Phase, subjects};
+use fiec_schemas::{Event, ExecutionId, NodeId, Phase, Started, subjects};
 use serde_json::{Value, json};
 
 const FLIPS: &str = "FIEC_TEST_BIT_FLIPS";
@@ -76,7 +76,7 @@ async fn a_node_that_starts_to_corrupt_is_found_out_and_no_wrong_output_is_ever_
     }
     until("it computes there", async || {
         let now = last(&lab, id)?;
-        let here = matches!(&now.state().phase, Phase::Started(b) if b.node == bad);
+        let here = matches!(&now.state().phase, Phase::Started(Started { binding: b, .. }) if b.node == bad);
         (here && now.state().boundary.is_some()).then_some(())
     })
     .await;
@@ -209,7 +209,7 @@ async fn a_node_whose_canaries_fail_gets_no_bitwise_work_until_it_passes_them() 
     })
     .await;
     assert!(why.contains("canary gemm-511"), "{why}");
-    assert_eq!(last(&lab, id).unwrap().state().phase, Phase::Pending);
+    assert_eq!(last(&lab, id).unwrap().state().phase, Phase::PENDING);
 
     // Released while it still corrupts: its canaries find it out again.
     lab.fiec(&["node", "release", bad.as_str()]).await.expect(0);

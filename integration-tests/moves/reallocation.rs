@@ -37,7 +37,7 @@ async fn one_that_asks_for_more_waits_where_it_is_and_goes_on_when_that_is_free(
     let parked = lab
         .journal
         .find(id, "it is parked", |line| {
-            line.state().parked.map(|_| line.clone())
+            line.state().parked().map(|_| line.clone())
         })
         .await;
     assert!(

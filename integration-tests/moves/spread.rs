@@ -11,7 +11,7 @@ use crate::stage::{
     Lab, Line, PATIENCE, args, audit, digest_of, until, workers, workers_with_history,
 };
 use fiec_lab::cluster::ClusterOptions;
-use fiec_schemas::{Event, ExecutionId, ExecutionState, NodeId, Phase};
+use fiec_schemas::{Event, ExecutionId, ExecutionState, NodeId, Phase, Started};
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep};
@@ -79,7 +79,7 @@ async fn ended(lab: &Lab, id: ExecutionId, phase: &str) -> Line {
 fn computing(lab: &Lab) -> BTreeMap<ExecutionId, NodeId> {
     let states = states(lab).into_iter();
     let started = states.filter_map(|(id, state)| match state.phase {
-        Phase::Started(binding) => Some((id, binding.node)),
+        Phase::Started(Started { binding, .. }) => Some((id, binding.node)),
         _ => None,
     });
     started.collect()

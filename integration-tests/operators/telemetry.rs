@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::stage;
 use crate::stage::{Lab, args, until, workers};
 use fiec_schemas::messages::{NodeStatus, Viability};
-use fiec_schemas::{HardwareVector, Phase, Reading, Signal, Timestamp, subjects};
+use fiec_schemas::{HardwareVector, Phase, Reading, Signal, Started, Timestamp, subjects};
 use futures_util::StreamExt as _;
 use serde_json::json;
 
@@ -216,7 +216,9 @@ async fn a_move_shows_how_far_the_other_node_is() {
         let what = format!("it computes under epoch {epoch}");
         lab.journal
             .find(id, &what, |line| match &line.state().phase {
-                Phase::Started(b) if line.state().epoch == epoch => Some(b.node.clone()),
+                Phase::Started(Started { binding: b, .. }) if line.state().epoch == epoch => {
+                    Some(b.node.clone())
+                }
                 _ => None,
             })
             .await

@@ -24,7 +24,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::event::{ExecutionState, Phase, RequestKind};
+use crate::event::{Bound, ExecutionState, Phase, RequestKind, Started};
 use crate::ids::{NodeId, Timestamp};
 
 /// Time for a worker to start a bound execution, in ms. After it, the policy service binds the
@@ -249,18 +249,22 @@ impl Standing {
     /// The standing of an execution with this state.
     pub fn of(state: &ExecutionState) -> Self {
         match &state.phase {
-            Phase::Pending => Self::Pending {
+            Phase::Pending { .. } => Self::Pending {
                 awaits_parts: state.spread.as_ref().is_some_and(|spread| spread.waits),
             },
-            Phase::Bound(binding) => Self::Bound { at: binding.at },
-            Phase::Started(binding) => Self::Started {
-                is_parked: state.parked.is_some(),
-                request: state.requested.as_ref().map(|requested| {
+            Phase::Bound(Bound { binding, .. }) => Self::Bound { at: binding.at },
+            Phase::Started(Started {
+                binding,
+                requested,
+                parked,
+            }) => Self::Started {
+                is_parked: parked.is_some(),
+                request: requested.as_ref().map(|requested| {
                     Request::of(Requested {
                         what: requested.what,
                         at: requested.at.unwrap_or(state.at),
                         bound_at: binding.at,
-                        parked_at: state.parked.map(|parked| parked.at),
+                        parked_at: parked.map(|parked| parked.at),
                         commits: state.totals.commits,
                         compute_us: state.totals.compute_us,
                     })
@@ -439,7 +443,10 @@ mod tests {
     #[test]
     fn a_request_of_an_earlier_version_counts_from_the_last_message() {
         let mut state = request(&started(10), 100, RequestKind::Cancel);
-        state.requested.as_mut().unwrap().at = None;
+        let Phase::Started(started) = &mut state.phase else {
+            panic!("{}", state.phase.as_str());
+        };
+        started.requested.as_mut().unwrap().at = None;
         owes(&state, 100, Actor::Worker, Task::Cancel, Some(160));
     }
 

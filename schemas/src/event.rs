@@ -413,7 +413,8 @@ pub struct ExecutionState {
     /// The numeric contract for moves.
     #[serde(default, skip_serializing_if = "is_bitwise")]
     pub contract: Contract,
-    /// True if outputs and completion are visible only after verification.
+    /// True if outputs and completion are visible only after verification. False once it has
+    /// completed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub guarded: bool,
     /// Its batch.
@@ -422,6 +423,8 @@ pub struct ExecutionState {
     /// When it was submitted, by the broker's clock.
     pub submitted_at: Timestamp,
     /// Its phase.
+    #[serde(flatten, with = "beside")]
+    #[schemars(with = "beside::Read")]
     pub phase: Phase,
     /// Epoch of the last binding; 0 before the first.
     pub epoch: Epoch,
@@ -434,15 +437,9 @@ pub struct ExecutionState {
     /// The last 8 nodes that it left because of pressure.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub left: Vec<Left>,
-    /// A request to the holder that is not done yet.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub requested: Option<Requested>,
     /// Adjustments since the submission.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adjusted: Option<Box<Adjustment>>,
-    /// Present while it is parked at its last boundary.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub parked: Option<Parked>,
     /// How it shares its range of tiles. Present if it may share it or is a part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spread: Option<Box<Spreading>>,
@@ -474,11 +471,15 @@ tagged! { "is", "Phase", PhaseKind,
     #[derive(Debug, Clone, PartialEq, JsonSchema)]
     pub enum Phase {
         /// Waits for a binding.
-        Pending,
+        Pending {
+            /// What its last holder confirmed and did not do. It is done before the next binding.
+            #[serde(skip)]
+            requested: Option<Requested>,
+        },
         /// Bound to a node that has not started it.
-        Bound(Binding),
-        /// Computes on its node.
-        Started(Binding),
+        Bound(Bound),
+        /// Computes on its node, or is parked there.
+        Started(Started),
         /// Waits for `resume`.
         Paused {
             /// Who paused it.
@@ -496,6 +497,9 @@ tagged! { "is", "Phase", PhaseKind,
         Verifying {
             /// The node where it was computed last.
             node: NodeId,
+            /// What its last holder confirmed and did not do. It is moot if the result is right.
+            #[serde(skip)]
+            requested: Option<Requested>,
         },
         /// Completed.
         Completed,
@@ -549,12 +553,157 @@ impl Phase {
         self.kind().is_terminal()
     }
 
+    /// Waits for its first binding, or for a binding after nothing was left to do.
+    pub const PENDING: Self = Self::Pending { requested: None };
+
     /// The binding in force, if any.
     pub fn binding(&self) -> Option<&Binding> {
         match self {
-            Phase::Bound(binding) | Phase::Started(binding) => Some(binding),
+            Self::Bound(Bound { binding, .. }) | Self::Started(Started { binding, .. }) => {
+                Some(binding)
+            }
             _ => None,
         }
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn binding_mut(&mut self) -> Option<&mut Binding> {
+        match self {
+            Self::Bound(Bound { binding, .. }) | Self::Started(Started { binding, .. }) => {
+                Some(binding)
+            }
+            _ => None,
+        }
+    }
+
+    /// The request that is not done yet, if any.
+    pub fn requested(&self) -> Option<&Requested> {
+        match self {
+            Self::Pending { requested }
+            | Self::Bound(Bound { requested, .. })
+            | Self::Started(Started { requested, .. })
+            | Self::Verifying { requested, .. } => requested.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// The place of the open request, in the phases that have one.
+    fn requested_mut(&mut self) -> Option<&mut Option<Requested>> {
+        match self {
+            Self::Pending { requested }
+            | Self::Bound(Bound { requested, .. })
+            | Self::Started(Started { requested, .. })
+            | Self::Verifying { requested, .. } => Some(requested),
+            _ => None,
+        }
+    }
+
+    /// Takes the open request along into the next phase.
+    pub(crate) fn take_requested(&mut self) -> Option<Requested> {
+        self.requested_mut().and_then(Option::take)
+    }
+
+    /// How it is parked, if it is.
+    pub fn parked(&self) -> Option<Parked> {
+        match self {
+            Self::Started(Started { parked, .. }) => *parked,
+            _ => None,
+        }
+    }
+}
+
+/// Of an execution that is bound and not started.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(transparent)]
+pub struct Bound {
+    /// The binding.
+    pub binding: Binding,
+    /// What its last holder confirmed and did not do.
+    #[serde(skip)]
+    pub requested: Option<Requested>,
+}
+
+/// Of an execution that its node has started.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(transparent)]
+pub struct Started {
+    /// The binding.
+    pub binding: Binding,
+    /// What its holder has confirmed and not done yet.
+    #[serde(skip)]
+    pub requested: Option<Requested>,
+    /// Set while it is parked at its last boundary.
+    #[serde(skip)]
+    pub parked: Option<Parked>,
+}
+
+/// An execution is bound, or started, with nothing requested.
+impl From<Binding> for Bound {
+    fn from(binding: Binding) -> Self {
+        Self {
+            binding,
+            requested: None,
+        }
+    }
+}
+
+impl From<Binding> for Started {
+    fn from(binding: Binding) -> Self {
+        Self {
+            binding,
+            requested: None,
+            parked: None,
+        }
+    }
+}
+
+/// In JSON a request and a parking stand beside the phase that they belong to. Where the phase has
+/// no place for them they are passed over.
+mod beside {
+    use super::{Deserialize, JsonSchema, Parked, Phase, Requested, Serialize, Started};
+    use serde::{Deserializer, Serializer};
+
+    #[derive(Serialize)]
+    struct Written<'a> {
+        phase: &'a Phase,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        requested: Option<&'a Requested>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        parked: Option<Parked>,
+    }
+
+    /// The phase of an execution, and what belongs to it.
+    #[derive(Deserialize, JsonSchema)]
+    pub(super) struct Read {
+        /// Its phase.
+        phase: Phase,
+        /// A request to the holder that is not done yet.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        requested: Option<Requested>,
+        /// Present while it is parked at its last boundary.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        parked: Option<Parked>,
+    }
+
+    pub(super) fn serialize<S: Serializer>(phase: &Phase, to: S) -> Result<S::Ok, S::Error> {
+        Written {
+            phase,
+            requested: phase.requested(),
+            parked: phase.parked(),
+        }
+        .serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Phase, D::Error> {
+        let read = Read::deserialize(from)?;
+        let mut phase = read.phase;
+        if let Phase::Started(Started { parked, .. }) = &mut phase {
+            *parked = read.parked;
+        }
+        if let Some(requested) = phase.requested_mut() {
+            *requested = read.requested;
+        }
+        Ok(phase)
     }
 }
 
@@ -696,9 +845,7 @@ impl ExecutionState {
 
     /// Replaces 0 by the message's own sequence.
     pub fn resolve(&mut self, sequence: Sequence) {
-        if let Phase::Bound(binding) | Phase::Started(binding) = &mut self.phase
-            && binding.seq == 0
-        {
+        if let Some(binding) = self.phase.binding_mut().filter(|binding| binding.seq == 0) {
             binding.seq = sequence;
         }
         if let Some(place) = &mut self.boundary
@@ -706,6 +853,16 @@ impl ExecutionState {
         {
             place.seq = Some(sequence);
         }
+    }
+
+    /// The request that is not done yet, if any.
+    pub fn requested(&self) -> Option<&Requested> {
+        self.phase.requested()
+    }
+
+    /// How it is parked, if it is.
+    pub fn parked(&self) -> Option<Parked> {
+        self.phase.parked()
     }
 
     /// The index of the last committed boundary, 0 if there is none.

@@ -11,6 +11,8 @@
 //!   verify all: started ── computed ──▶ verifying ── verified+completed ──▶ completed
 //!   stepped_back: from every live phase to pending (a paused one stays paused), at an earlier
 //!   boundary; only there progress goes back.
+//!   A request that is not done goes along from started to pending, bound and verifying, and ends
+//!   with a pause, a hold or an end.
 //!   started ── parked ──▶ started, waiting ── unparked ──▶ started; every way out of started ends it.
 //!   adjusted: in every live phase.
 //!   boundary+split, boundary+merged: started; while parts are open nothing completes.
@@ -27,7 +29,8 @@ use std::sync::Arc;
 use crate::chain::Link;
 use crate::energy::EnergyTotals;
 use crate::event::{
-    BatchPlace, Binding, Cause, Event, ExecutionState, Left, Phase, Requested, StatePlace, Totals,
+    BatchPlace, Binding, Bound, Cause, Event, ExecutionState, Left, Phase, Requested, Started,
+    StatePlace, Totals,
 };
 use crate::fault::{Fault, FaultKind, Owner};
 use crate::ids::{BoundaryIndex, Digest, ExecutionId, Sequence, Tenant, Timestamp};
@@ -111,14 +114,12 @@ impl ExecutionState {
             spec: (canonical.len() <= INLINE_SUBMISSION_LIMIT).then_some(submission),
             batch,
             submitted_at,
-            phase: Phase::Pending,
+            phase: Phase::PENDING,
             epoch: 0,
             boundary: None,
             moved_at: None,
             left: Vec::new(),
-            requested: None,
             adjusted: None,
-            parked: None,
             outbox: None,
             crashes_since_commit: 0,
             lost_unstarted: false,
@@ -177,6 +178,10 @@ impl ExecutionState {
         for event in events {
             next.apply(event, at)?;
         }
+        let is_verified = events.iter().any(|e| matches!(e, Event::Verified { .. }));
+        if is_verified && !matches!(next.phase, Phase::Completed) {
+            return Err(next.refuse("verified without an end in the same message"));
+        }
         if next.phase.is_terminal() {
             // A reader of this message alone must learn the submission, and so must a retry.
             if !next.phase.kind().can_be_retried() {
@@ -185,11 +190,7 @@ impl ExecutionState {
                 }
                 next.adjusted = None;
             }
-            next.requested = None;
             next.left.clear();
-        }
-        if !matches!(next.phase, Phase::Started(_)) {
-            next.parked = None;
         }
         Ok(())
     }
@@ -222,7 +223,7 @@ impl ExecutionState {
                 let entrusted = decision.as_ref().and_then(|d| d.entrusted.as_ref());
                 let at = entrusted.map_or(at, |e| e.at);
                 let allowed = match &self.phase {
-                    Phase::Pending | Phase::Bound(_) => true,
+                    Phase::Pending { .. } | Phase::Bound(_) => true,
                     Phase::Started(_) => {
                         matches!(cause, Cause::Lost { .. } | Cause::Orphaned { .. })
                     }
@@ -243,20 +244,27 @@ impl ExecutionState {
                 self.lost_unstarted |= is_lost && matches!(self.phase, Phase::Bound(_));
                 self.epoch = *epoch;
                 self.moved_at = Some(at);
-                self.phase = Phase::Bound(Binding {
-                    node: node.clone(),
-                    instance: *instance,
-                    substrate: substrate.clone(),
-                    seq: 0,
-                    at,
+                self.phase = Phase::Bound(Bound {
+                    requested: self.phase.take_requested(),
+                    binding: Binding {
+                        node: node.clone(),
+                        instance: *instance,
+                        substrate: substrate.clone(),
+                        seq: 0,
+                        at,
+                    },
                 });
             }
             Event::Started { epoch, .. } => {
-                let Phase::Bound(binding) = &self.phase else {
+                let Phase::Bound(bound) = &self.phase else {
                     return Err(self.refuse("started"));
                 };
                 self.expect_epoch(*epoch, self.epoch)?;
-                self.phase = Phase::Started(binding.clone());
+                self.phase = Phase::Started(Started {
+                    binding: bound.binding.clone(),
+                    requested: bound.requested.clone(),
+                    parked: None,
+                });
                 self.lost_unstarted = false;
             }
             Event::Boundary(boundary) => {
@@ -285,17 +293,14 @@ impl ExecutionState {
                 self.outbox = Some(*outbox);
             }
             Event::Yielded { cause, .. } => {
-                let Phase::Started(binding) = &self.phase else {
-                    return Err(self.refuse("yielded"));
-                };
+                let node = self.must_be_started("yielded")?.binding.node.clone();
                 if matches!(cause, Cause::Pressure { .. }) {
-                    let node = binding.node.clone();
                     self.remember_left(node, at);
                 }
                 if matches!(cause, Cause::Parts) {
                     self.spreading("yielded to its parts")?.wait()?;
                 }
-                self.phase = Phase::Pending;
+                self.wait_for_binding();
             }
             Event::Split {
                 part,
@@ -319,7 +324,7 @@ impl ExecutionState {
                 self.spreading("merged")?.since = at;
             }
             Event::Returned { to } => {
-                if !matches!(self.phase, Phase::Pending) {
+                if !matches!(self.phase, Phase::Pending { .. }) {
                     return Err(self.refuse("returned"));
                 }
                 self.spreading("returned")?.give_back(*to)?;
@@ -329,28 +334,26 @@ impl ExecutionState {
                 if !matches!(self.phase, Phase::Bound(_)) {
                     return Err(self.refuse("refused"));
                 }
-                self.phase = Phase::Pending;
+                self.wait_for_binding();
             }
             Event::Paused { who } => {
-                let (Phase::Pending
+                let (Phase::Pending { .. }
                 | Phase::Bound(_)
                 | Phase::Paused { .. }
                 | Phase::Verifying { .. }) = self.phase
                 else {
                     return Err(self.refuse("paused"));
                 };
-                self.requested = None;
                 self.phase = Phase::Paused { who: who.clone() };
             }
             Event::Resumed { .. } => {
                 if !matches!(self.phase, Phase::Paused { .. }) {
                     return Err(self.refuse("resumed"));
                 }
-                self.phase = Phase::Pending;
+                self.phase = Phase::PENDING;
             }
             Event::Requested { who, what } => {
-                self.must_be_started("requested")?;
-                self.requested = Some(Requested {
+                self.must_be_started("requested")?.requested = Some(Requested {
                     what: *what,
                     who: who.clone(),
                     at: Some(at),
@@ -366,12 +369,10 @@ impl ExecutionState {
                 self.adjusted.get_or_insert_default().merge(change);
             }
             Event::Parked { keep, .. } => {
-                self.must_compute("parked")?;
-                self.parked = Some(Parked { keep: *keep, at });
+                self.must_compute("parked")?.parked = Some(Parked { keep: *keep, at });
             }
             Event::Unparked { .. } => {
-                self.must_be_started("unparked")?;
-                if self.parked.take().is_none() {
+                if self.must_be_started("unparked")?.parked.take().is_none() {
                     return Err(self.refuse("unparked"));
                 }
             }
@@ -380,12 +381,13 @@ impl ExecutionState {
                 self.totals.crashes += 1;
             }
             Event::Computed { energy, .. } => {
-                let (true, Phase::Started(binding)) = (self.guarded, &self.phase) else {
+                let (true, Phase::Started(started)) = (self.guarded, &self.phase) else {
                     return Err(self.refuse("computed"));
                 };
-                let node = binding.node.clone();
+                let node = started.binding.node.clone();
                 EnergyTotals::add(&mut self.totals.energy, *energy);
-                self.phase = Phase::Verifying { node };
+                let requested = self.phase.take_requested();
+                self.phase = Phase::Verifying { node, requested };
             }
             Event::Verified { .. } => {
                 if !matches!(self.phase, Phase::Verifying { .. }) {
@@ -412,10 +414,9 @@ impl ExecutionState {
                     place
                 });
                 self.totals.steps_back += 1;
-                // A pause, an order to pause and a hold stay. Everything else begins again.
+                // A pause and a hold stay, and so does an open request.
                 if !matches!(self.phase, Phase::Paused { .. } | Phase::Held { .. }) {
-                    self.phase = Phase::Pending;
-                    self.requested = None;
+                    self.wait_for_binding();
                 }
             }
             Event::Completed {
@@ -435,12 +436,11 @@ impl ExecutionState {
                         }
                     }
                 }
-                let verified = matches!(self.phase, Phase::Verifying { .. }) && !self.guarded;
-                if !verified {
+                if self.guarded {
+                    return Err(self.refuse("completed unverified"));
+                }
+                if !matches!(self.phase, Phase::Verifying { .. }) {
                     self.must_be_started("completed")?;
-                    if self.guarded {
-                        return Err(self.refuse("completed unverified"));
-                    }
                 }
                 EnergyTotals::add(&mut self.totals.energy, *energy);
                 self.phase = Phase::Completed;
@@ -457,10 +457,10 @@ impl ExecutionState {
                 self.phase = Phase::Failed;
             }
             Event::Held { reason, fault, .. } => {
-                let (Phase::Pending | Phase::Bound(_) | Phase::Started(_)) = self.phase else {
+                let (Phase::Pending { .. } | Phase::Bound(_) | Phase::Started(_)) = self.phase
+                else {
                     return Err(self.refuse("held"));
                 };
-                self.requested = None;
                 self.phase = Phase::Held {
                     fault: fault.as_deref().map(Fault::kind),
                     reason: reason.clone(),
@@ -470,8 +470,7 @@ impl ExecutionState {
                 if !self.phase.kind().can_be_retried() {
                     return Err(self.refuse("retried"));
                 }
-                self.requested = None;
-                self.phase = Phase::Pending;
+                self.phase = Phase::PENDING;
             }
             Event::Cancelled { .. } => {
                 if self.phase.is_terminal() {
@@ -519,9 +518,7 @@ impl ExecutionState {
         let prev = last.map(|last| last.digest);
         let mut next = self.after(std::slice::from_ref(&event), author, at, prev)?;
         let is_lost = |seq: Sequence| last.is_none_or(|last| seq > last.seq);
-        if let Phase::Bound(binding) | Phase::Started(binding) = &mut next.phase
-            && is_lost(binding.seq)
-        {
+        if let Some(binding) = next.phase.binding_mut().filter(|b| is_lost(b.seq)) {
             binding.seq = 0;
         }
         if next
@@ -589,26 +586,33 @@ impl ExecutionState {
         self.left.push(Left { node, at });
     }
 
-    fn must_be_started(&self, event: &'static str) -> Result<(), TransitionError> {
-        if matches!(self.phase, Phase::Started(_)) {
-            Ok(())
-        } else {
-            Err(self.refuse(event))
+    /// It is pending now. An open request comes along.
+    fn wait_for_binding(&mut self) {
+        let requested = self.phase.take_requested();
+        self.phase = Phase::Pending { requested };
+    }
+
+    fn must_be_started(&mut self, event: &'static str) -> Result<&mut Started, TransitionError> {
+        let refused = self.refuse(event);
+        match &mut self.phase {
+            Phase::Started(started) => Ok(started),
+            _ => Err(refused),
         }
     }
 
     /// Checks that the execution is started and not parked.
-    fn must_compute(&self, event: &'static str) -> Result<(), TransitionError> {
-        self.must_be_started(event)?;
-        if self.parked.is_some() {
-            return Err(self.refuse(event));
+    fn must_compute(&mut self, event: &'static str) -> Result<&mut Started, TransitionError> {
+        let refused = self.refuse(event);
+        let started = self.must_be_started(event)?;
+        match started.parked {
+            None => Ok(started),
+            Some(_) => Err(refused),
         }
-        Ok(())
     }
 
     fn refuse(&self, event: &'static str) -> TransitionError {
         TransitionError::Phase {
-            phase: match self.parked {
+            phase: match self.parked() {
                 Some(_) => "parked",
                 None => self.phase.as_str(),
             },

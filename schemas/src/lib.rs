@@ -41,9 +41,9 @@ pub mod variables;
 
 pub use clock::ClockReading;
 pub use event::{
-    BatchPlace, Binding, BoundaryEvent, Candidate, Cause, CauseKind, Decision, Entrusted, Event,
-    EventKind, Evidence, ExecutionState, LedgerMessage, Output, Phase, PhaseKind, RequestKind,
-    ResultObject, StatePlace,
+    BatchPlace, Binding, Bound, BoundaryEvent, Candidate, Cause, CauseKind, Decision, Entrusted,
+    Event, EventKind, Evidence, ExecutionState, LedgerMessage, Output, Phase, PhaseKind,
+    RequestKind, Requested, ResultObject, Started, StatePlace,
 };
 pub use fault::{Fault, FaultKind, Owner, StartError};
 pub use fold::TransitionError;

@@ -136,10 +136,7 @@ fn any_event() -> impl Strategy<Value = Event> {
             outputs: vec![],
             energy: None,
         }),
-        Just(Event::Verified {
-            by: vec![NodeId::new("n9").unwrap()],
-            segments: 1,
-        }),
+        Just(verified()),
         proptest::option::of(0u64..9).prop_map(|to| Event::SteppedBack {
             to: to.map(|index| StatePlace {
                 index,
@@ -159,22 +156,44 @@ fn any_event() -> impl Strategy<Value = Event> {
     ]
 }
 
+/// The events of one message.
+fn any_message() -> impl Strategy<Value = Vec<Event>> {
+    let completed = Event::Completed {
+        result: serde_json::Value::Null,
+        object: None,
+        computed_until: Timestamp::from_micros(4),
+        capsules: 9,
+        outputs: vec![],
+        energy: None,
+    };
+    prop_oneof![
+        30 => any_event().prop_map(|event| vec![event]),
+        1 => Just(vec![verified(), completed]),
+    ]
+}
+
+fn verified() -> Event {
+    Event::Verified {
+        by: vec![NodeId::new("n9").unwrap()],
+        segments: 1,
+    }
+}
+
 proptest! {
     #[test]
     fn no_sequence_of_events_breaks_the_invariants(
-        events in proptest::collection::vec(any_event(), 1..60),
+        messages in proptest::collection::vec(any_message(), 1..60),
         guarded: bool,
     ) {
         let mut state = unborn();
         state.guarded = guarded;
         let mut prev = None;
         let mut sequence = 0;
-        for event in events {
+        for events in messages {
             let before = state.clone();
-            let next = state.after(
-                std::slice::from_ref(&event), "test", Timestamp::from_micros(3_000_000), prev,
-            );
+            let next = state.after(&events, "test", Timestamp::from_micros(3_000_000), prev);
             let Ok(next) = next else { continue };
+            let event = events.last().unwrap();
             let is_retried = matches!(event, Event::Retried { .. });
             let was_over = before.phase.is_terminal();
             prop_assert!(!was_over || is_retried, "{event:?} after {}", before.phase.as_str());
@@ -188,21 +207,23 @@ proptest! {
                 prop_assert!(next.totals.steps_back == before.totals.steps_back + 1);
                 let waits = matches!(
                     next.phase,
-                    Phase::Pending | Phase::Paused { .. } | Phase::Held { .. }
+                    Phase::Pending { .. } | Phase::Paused { .. } | Phase::Held { .. }
                 );
                 prop_assert!(waits, "{}", next.phase.as_str());
             } else {
                 prop_assert!(next.boundary_index() >= before.boundary_index());
                 prop_assert!(next.totals.steps_back == before.totals.steps_back);
             }
-            if before.guarded {
-                prop_assert!(!matches!(event, Event::Completed { .. }), "unverified");
+            let is_completed = matches!(event, Event::Completed { .. });
+            if guarded && is_completed {
+                prop_assert!(matches!(events[0], Event::Verified { .. }), "unverified");
             }
+            prop_assert!(next.guarded == (guarded && !is_completed));
             if matches!(next.phase, Phase::Verifying { .. }) {
                 prop_assert!(next.epoch > 0);
             }
             prop_assert!(next.totals.commits >= before.totals.commits);
-            let crashes = match &event {
+            let crashes = match event {
                 Event::Crashed { .. } => before.crashes_since_commit + 1,
                 Event::Retried { .. } => 0,
                 _ if next.totals.commits > before.totals.commits => 0,
@@ -213,16 +234,15 @@ proptest! {
             if matches!(event, Event::Started { .. }) {
                 prop_assert!(matches!(before.phase, Phase::Bound(_)));
             }
-            if next.parked.is_some() {
-                prop_assert!(matches!(next.phase, Phase::Started(_)));
+            if next.parked().is_some() {
                 prop_assert!(!matches!(event, Event::Boundary(_)), "a commit while it waits");
             }
-            if let Event::Adjusted { change, .. } = &event {
+            if let Event::Adjusted { change, .. } = event {
                 let adjusted = next.adjusted.as_ref().unwrap();
                 prop_assert_eq!(adjusted.priority, change.priority);
             }
             let message =
-                LedgerMessage { v: 1, events: vec![event], state: next.clone().into(), sig: None };
+                LedgerMessage { v: 1, events, state: next.clone().into(), sig: None };
             let header = message.encode().unwrap();
             sequence += 1;
             let read = LedgerMessage::decode(&header, sequence).unwrap();

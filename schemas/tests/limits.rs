@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use fiec_schemas::energy::{Energy, EnergyTotals, Measured};
 use fiec_schemas::envelope::EnvelopeNow;
-use fiec_schemas::event::{Entrusted, Left, Outbox, Requested, Totals};
+use fiec_schemas::event::{Entrusted, Left, Outbox, Totals};
 use fiec_schemas::limits::{
     self, CANDIDATES_LIMIT, CPUS_LIMIT, EVENT_HEADER_LIMIT, EVIDENCE_LIMIT, INLINE_RESULT_LIMIT,
     INLINE_SUBMISSION_LIMIT, NODES_LIMIT, OUTPUTS_LIMIT, WORD_LIMIT,
@@ -19,8 +19,8 @@ use fiec_schemas::spread::{PARTS_LIMIT, Part, Spreading};
 use fiec_schemas::{
     BatchId, BatchPlace, Binding, BoundaryEvent, Candidate, Cause, Contract, Decision, Digest,
     Event, Evidence, ExecutionId, ExecutionState, Fault, InstanceId, LedgerMessage, NodeId, Output,
-    Phase, Reading, RequestKind, ResultObject, Signal, StartError, StatePlace, Submission, Tenant,
-    Threshold, Timestamp,
+    Phase, Reading, RequestKind, Requested, ResultObject, Signal, StartError, Started, StatePlace,
+    Submission, Tenant, Threshold, Timestamp,
 };
 use serde_json::Value;
 use uuid::Uuid;
@@ -473,12 +473,23 @@ fn state() -> ExecutionState {
         id: BatchId(Uuid::from_u128(u128::MAX)),
         line: u32::MAX,
     });
-    state.phase = Phase::Started(Binding {
-        node: node(),
-        instance: InstanceId(Uuid::from_u128(u128::MAX)),
-        substrate: word.clone(),
-        seq: u64::MAX,
-        at: AT,
+    state.phase = Phase::Started(Started {
+        binding: Binding {
+            node: node(),
+            instance: InstanceId(Uuid::from_u128(u128::MAX)),
+            substrate: word.clone(),
+            seq: u64::MAX,
+            at: AT,
+        },
+        requested: Some(Requested {
+            what: RequestKind::Cancel,
+            who: word,
+            at: Some(AT),
+        }),
+        parked: Some(Parked {
+            keep: Keep::Device,
+            at: AT,
+        }),
     });
     state.epoch = u64::MAX;
     state.boundary = Some(StatePlace {
@@ -494,16 +505,7 @@ fn state() -> ExecutionState {
         at: AT,
     };
     state.left = vec![left; 8];
-    state.requested = Some(Requested {
-        what: RequestKind::Cancel,
-        who: word,
-        at: Some(AT),
-    });
     state.adjusted = Some(Box::new(adjustment()));
-    state.parked = Some(Parked {
-        keep: Keep::Device,
-        at: AT,
-    });
     let part = Part {
         id: id(),
         from: u64::MAX,

@@ -174,7 +174,7 @@ impl Tree {
     fn bind(&mut self, id: ExecutionId) {
         let (state, sigma) = self.members[&id].clone();
         let spread = state.spread.as_deref().unwrap();
-        if !matches!(state.phase, Phase::Pending) {
+        if !matches!(state.phase, Phase::Pending { .. }) {
             return;
         }
         if !spread.waits {
@@ -243,7 +243,7 @@ impl Tree {
         let Some(to) = state.part_of() else { return };
         let waited_for = self.state(to).spread.as_ref().unwrap();
         let last = waited_for.waits && waited_for.last().unwrap().id == id;
-        if last && matches!(state.phase, Phase::Pending) && state.parts().is_empty() {
+        if last && matches!(state.phase, Phase::Pending { .. }) && state.parts().is_empty() {
             self.append(id, &[Event::Returned { to }], sigma);
         }
     }

@@ -337,7 +337,7 @@ impl Effects {
     pub async fn append_while_pending(self, tenant: Tenant, execution: ExecutionId, event: Event) {
         let last = self.ledger.last(&tenant, execution).await;
         let appended = match last {
-            Ok(Some(last)) if matches!(last.message.state.phase, Phase::Pending) => {
+            Ok(Some(last)) if matches!(last.message.state.phase, Phase::Pending { .. }) => {
                 let (seq, tip) = (last.seq, Box::new(Tip::from(last)));
                 let events = vec![event];
                 self.append_at(&tenant, execution, seq, events, Some(tip))

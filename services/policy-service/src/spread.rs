@@ -70,8 +70,7 @@ impl Effects {
         let found = state.parts().iter().find(|p| p.id == part).copied();
         // A paused holder resumes with all of its parts. No part begins before.
         let pauses = state
-            .requested
-            .as_ref()
+            .requested()
             .is_some_and(|r| r.what == RequestKind::Pause);
         let rests = pauses || matches!(state.phase, Phase::Paused { .. } | Phase::Held { .. });
         let Some(found) = found.filter(|_| !rests && !state.phase.is_terminal()) else {

@@ -7,8 +7,8 @@ use bytes::Bytes;
 use fiec_broker::{Draft, Ledger};
 use fiec_schemas::messages::ApiReply;
 use fiec_schemas::{
-    BoundaryEvent, Cause, ClientId, Digest, Event, ExecutionId, Phase, RequestKind, Timestamp,
-    subjects,
+    Bound, BoundaryEvent, Cause, ClientId, Digest, Event, ExecutionId, Phase, RequestKind,
+    Timestamp, subjects,
 };
 use serde_json::json;
 
@@ -21,7 +21,7 @@ async fn pause_with_state(stage: &Stage, client: &str, body: &Bytes, bytes: u64)
         .publish(&format!(r#"{{"id":"{client}","program":"synthetic@1"}}"#))
         .await;
     let entry = stage.last(client).await;
-    let Phase::Bound(binding) = &entry.message.state.phase else {
+    let Phase::Bound(Bound { binding, .. }) = &entry.message.state.phase else {
         panic!("{:?}", entry.message.state.phase)
     };
     let author = format!("worker/n1/{}", binding.instance);

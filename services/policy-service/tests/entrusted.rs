@@ -10,7 +10,7 @@ use fiec_broker::{Draft, Ledger};
 use fiec_policy_service::Options;
 use fiec_schemas::messages::{BatchReply, Handover, RefusalCode};
 use fiec_schemas::{
-    Digest, Event, ExecutionId, LedgerMessage, Phase, Submission, Timestamp, subjects,
+    Bound, Digest, Event, ExecutionId, LedgerMessage, Phase, Submission, Timestamp, subjects,
 };
 use serde_json::{Value, json};
 
@@ -56,7 +56,7 @@ async fn append_whole(stage: &Stage, text: &str) {
     let LedgerMessage {
         mut events, state, ..
     } = LedgerMessage::decode(text, 0).unwrap();
-    let Phase::Bound(binding) = &state.phase else {
+    let Phase::Bound(Bound { binding, .. }) = &state.phase else {
         panic!("{text}");
     };
     let author = format!("worker/{}/{}", binding.node, binding.instance);

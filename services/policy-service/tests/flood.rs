@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::stage::{Stage, until};
 use fiec_policy_service::Options;
 use fiec_schemas::messages::ApiReply;
-use fiec_schemas::{HardwareVector, NodeId, Phase, subjects};
+use fiec_schemas::{Bound, HardwareVector, NodeId, Phase, subjects};
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use tokio_util::sync::CancellationToken;
@@ -93,7 +93,7 @@ async fn a_flood_of_vectors_of_one_node_does_not_hide_that_another_one_is_lost()
     let _service = stage.service().await;
     stage.publish(r#"{"id":"a","program":"synthetic@1"}"#).await;
     let is_on = async |node: &str| match &stage.last("a").await.message.state.phase {
-        Phase::Bound(binding) => binding.node.as_str() == node,
+        Phase::Bound(Bound { binding, .. }) => binding.node.as_str() == node,
         _ => false,
     };
     until(|| is_on("n2")).await;

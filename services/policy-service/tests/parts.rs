@@ -267,6 +267,6 @@ async fn a_part_that_is_made_after_a_change_begins_with_it() {
     assert_eq!(born.deadline.unwrap().at, Some(due));
     assert!(matches!(
         state(&stage, whole()).await.phase,
-        Phase::Pending | Phase::Bound(_)
+        Phase::Pending { .. } | Phase::Bound(_)
     ));
 }

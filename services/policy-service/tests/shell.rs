@@ -83,7 +83,7 @@ async fn two_racing_services_make_exactly_one_binding() {
     stage.publish(&lines.join("\n")).await;
     assert!(matches!(
         stage.last("r3").await.message.state.phase,
-        Phase::Pending
+        Phase::Pending { .. }
     ));
     services.push(stage.service().await);
     stage.add_node("n3", &["cg@1"], 8).await;

@@ -18,7 +18,7 @@ const LITTLE: &str = r#""requires":{"memory_bytes":1000000}"#;
 /// The memory that a parked execution keeps.
 fn keeps(lab: &Lab, n: u64) -> Option<Keep> {
     let state = &lab.w.ledgers[&World::id(n)].state;
-    state.parked.map(|parked| parked.keep)
+    state.parked().map(|parked| parked.keep)
 }
 
 #[test]

@@ -4,7 +4,7 @@ mod world;
 
 use fiec_policy::{Action, Config, ControlOutcome, Input, YieldRefusal};
 use fiec_schemas::messages::ControlRequest;
-use fiec_schemas::{Cause, Event, Fault, Phase};
+use fiec_schemas::{Bound, Cause, Event, Fault, Phase};
 use world::World;
 
 fn bound_to(action: &Action) -> Option<String> {
@@ -54,7 +54,7 @@ fn long_work_beyond_the_slots_waits_centrally_and_gets_the_next_free_slot() {
     let mut w = World::new(1);
     (1..=3).for_each(|n| drop(w.submit_and_store(n)));
     assert!(
-        matches!(w.phase(3), Phase::Pending),
+        matches!(w.phase(3), Phase::Pending { .. }),
         "two slots, three executions"
     );
     w.start(1);
@@ -181,7 +181,7 @@ fn silence_alone_moves_nothing_and_an_unanswered_probe_does() {
         answered: None,
     });
     w.carry_out();
-    let Phase::Bound(binding) = w.phase(1) else {
+    let Phase::Bound(Bound { binding, .. }) = w.phase(1) else {
         panic!("{:?}", w.phase(1))
     };
     assert_eq!(binding.node.as_str(), format!("n{}", 1 - from));
@@ -231,7 +231,7 @@ fn a_new_life_of_a_node_frees_what_the_old_one_held() {
         answered: Some(instance),
     });
     w.pass(500);
-    let Phase::Bound(binding) = w.phase(1) else {
+    let Phase::Bound(Bound { binding, .. }) = w.phase(1) else {
         panic!("{:?}", w.phase(1))
     };
     assert_eq!(binding.instance, instance);
@@ -294,9 +294,12 @@ fn nodes_that_refuse_an_execution_again_and_again_are_asked_less_and_less_often(
             w.refuse(1);
             w.pass(100);
         }
-        assert!(matches!(w.phase(1), Phase::Pending), "both are left alone");
+        assert!(
+            matches!(w.phase(1), Phase::Pending { .. }),
+            "both are left alone"
+        );
         w.pass(wait - 600);
-        assert!(matches!(w.phase(1), Phase::Pending), "for {wait} ms");
+        assert!(matches!(w.phase(1), Phase::Pending { .. }), "for {wait} ms");
         w.pass(500);
     }
     // With a commit the count begins again.
@@ -310,7 +313,7 @@ fn nodes_that_refuse_an_execution_again_and_again_are_asked_less_and_less_often(
     w.start(1);
     w.give_back(1, Fault::DiskFull);
     w.pass(1_500);
-    assert!(matches!(w.phase(1), Phase::Pending));
+    assert!(matches!(w.phase(1), Phase::Pending { .. }));
     w.pass(600);
     assert!(matches!(w.phase(1), Phase::Bound(_)));
 }
@@ -326,9 +329,12 @@ fn a_node_that_gives_back_what_it_cannot_go_on_with_is_asked_less_and_less_often
             w.give_back(1, Fault::DiskFull);
             w.pass(100);
         }
-        assert!(matches!(w.phase(1), Phase::Pending), "both are left alone");
+        assert!(
+            matches!(w.phase(1), Phase::Pending { .. }),
+            "both are left alone"
+        );
         w.pass(wait - 600);
-        assert!(matches!(w.phase(1), Phase::Pending), "for {wait} ms");
+        assert!(matches!(w.phase(1), Phase::Pending { .. }), "for {wait} ms");
         w.pass(500);
     }
     let Some(Cause::NotTaken { reason, fault }) = w.last_cause(1) else {

@@ -149,7 +149,7 @@ fn what_a_revoked_node_runs_moves_at_once_the_slowest_first_and_nothing_new_come
     let to = Some("n1".to_owned());
     assert_eq!(orders, [(2, to.clone(), cause.clone()), (1, to, cause)]);
     w.submit_line(3, r#""requires":{"nodes":["n0"]}"#);
-    assert!(matches!(w.phase(3), Phase::Pending));
+    assert!(matches!(w.phase(3), Phase::Pending { .. }));
     let why = w.why(3);
     let n0 = &why.candidates[0].rejected;
     assert!(
@@ -188,7 +188,9 @@ fn where_no_other_node_is_it_computes_on_as_long_as_it_can_still_commit() {
     assert!(matches!(second[0].2, Cause::Revoked { .. }));
     yielded(&mut w, 1, &second[0].2);
     w.pass(1_000);
-    assert!(matches!(w.phase(1), Phase::Pending) && matches!(w.phase(2), Phase::Pending));
+    assert!(
+        matches!(w.phase(1), Phase::Pending { .. }) && matches!(w.phase(2), Phase::Pending { .. })
+    );
     assert!(
         w.why(1).summary.contains("node will be gone"),
         "{:?}",

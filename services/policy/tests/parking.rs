@@ -345,7 +345,7 @@ fn one_that_asks_for_what_nobody_has_waits_as_its_submission_says() {
         assert_eq!(given.len(), 1, "{given:?}");
         assert_eq!(world.is_parked(1), parked);
         let stage = world.phase(1);
-        assert_eq!(matches!(stage, Phase::Pending), !parked, "{stage:?}");
+        assert_eq!(matches!(stage, Phase::Pending { .. }), !parked, "{stage:?}");
     }
 }
 

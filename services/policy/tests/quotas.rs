@@ -414,7 +414,7 @@ impl Race {
                 energy: None,
             }],
             (Phase::Paused { .. }, _) => vec![Event::Resumed { who: "ann".into() }],
-            (Phase::Pending, _) if self.only_nowhere_is_left() => {
+            (Phase::Pending { .. }, _) if self.only_nowhere_is_left() => {
                 vec![Event::Cancelled { who: "ann".into() }]
             }
             _ => return,

@@ -70,3 +70,18 @@ fn a_confirmed_pause_is_carried_out_when_its_worker_left_it_pending() {
     w.pass(1_000);
     assert_eq!(w.phase(1).kind(), PhaseKind::Paused);
 }
+
+#[test]
+fn a_confirmed_cancel_is_carried_out_when_its_worker_stepped_back_to_an_earlier_state() {
+    let mut w = requested(2, RequestKind::Cancel);
+    let author = w.author(1);
+    let stepped_back = Event::SteppedBack {
+        to: None,
+        cause: Cause::Orphaned {
+            reason: "its state is lost".to_owned(),
+        },
+    };
+    w.append(World::id(1), vec![stepped_back], &author, true);
+    w.pass(1_000);
+    assert_eq!(w.phase(1), Phase::Cancelled);
+}

@@ -216,13 +216,13 @@ fn a_part_that_finds_no_place_is_given_back_and_its_holder_does_what_it_left() {
     world.append(part, vec![pinned], &author, true);
     world.set_reading(there, 0.97);
     world.work(&mut work, 3_000);
-    let left = || matches!(world.state_of(part).phase, Phase::Pending);
+    let left = || matches!(world.state_of(part).phase, Phase::Pending { .. });
     assert!(left(), "{}", world.stand(&[part]));
     let had = work.of[&part].clone();
     assert!(had.next < had.end && !had.done.is_empty());
     // While its holder computes, the part waits for a place.
     while matches!(world.phase(1), Phase::Started(_)) {
-        assert!(matches!(world.state_of(part).phase, Phase::Pending));
+        assert!(matches!(world.state_of(part).phase, Phase::Pending { .. }));
         world.work(&mut work, 50);
     }
     world.work(&mut work, 1_500);

@@ -8,7 +8,7 @@ mod world;
 use fiec_policy::{Action, Input};
 use fiec_schemas::messages::{ControlRequest, StandingKind};
 use fiec_schemas::trust::{Quarantine, Released, digest_of_result};
-use fiec_schemas::{Contract, Digest, Event, Fault, Phase};
+use fiec_schemas::{Bound, Contract, Digest, Event, Fault, Phase};
 use world::{World, descriptor};
 
 fn of(text: &str) -> Digest {
@@ -251,7 +251,7 @@ fn a_holder_that_two_others_contradict_is_quarantined_and_its_work_goes_back_and
     let state = &w.ledgers[&World::id(1)].state;
     assert_eq!(state.boundary_index(), 2);
     assert_eq!(state.totals.steps_back, 1);
-    let Phase::Bound(b) = &state.phase else {
+    let Phase::Bound(Bound { binding: b, .. }) = &state.phase else {
         panic!("{:?}", state.phase)
     };
     assert_ne!(b.node, holder);

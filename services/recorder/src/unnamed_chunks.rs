@@ -64,7 +64,7 @@ async fn needed(
     }
     let is_idle = matches!(
         state.phase,
-        Phase::Pending
+        Phase::Pending { .. }
             | Phase::Paused { .. }
             | Phase::Held { .. }
             | Phase::Verifying { .. }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use fiec_schemas::{Cause, Event, ExecutionState, Fault, Phase, author};
+use fiec_schemas::{Cause, Event, ExecutionState, Fault, Phase, Started, author};
 use serde::Serialize;
 
 /// A promise of FIEC.
@@ -167,7 +167,7 @@ pub fn message(
                 format!("{writer} writes while it is held by {holder}"),
             ));
         }
-    } else if let Phase::Started(held) = &before.phase {
+    } else if let Phase::Started(Started { binding: held, .. }) = &before.phase {
         // An unwanted part may be cancelled while it is lost.
         let ends = |e: &Event| matches!(e, Event::Cancelled { .. }) && after.part_of().is_some();
         if !events.iter().all(|e| is_loss(e) || ends(e)) {

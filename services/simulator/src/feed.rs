@@ -109,7 +109,7 @@ pub fn encode(
                 bytes: b.bytes,
             }),
             moved_at: state.moved_at,
-            parked: state.parked,
+            parked: state.parked(),
             spread: state.spread.as_deref(),
             left: &state.left,
             totals: TotalsPart {

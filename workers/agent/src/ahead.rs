@@ -89,7 +89,7 @@ pub async fn give(shared: &Arc<Shared>, child: &mut Child, key: &Key) {
         if spec.program != key.0
             || state.tenant != key.1
             || state.boundary.is_some()
-            || state.requested.is_some()
+            || state.requested().is_some()
             || state.outbox.is_some()
             // A device needs a lease of its runner.
             || state.phase.binding().is_some_and(|b| b.substrate != HOST)

@@ -6,8 +6,8 @@ use std::time::Duration;
 use async_nats::Subject;
 use async_nats::jetstream::consumer::pull::MessagesErrorKind;
 use fiec_broker::{AppendError, BrokerError, Draft, Tip, capsules};
+use fiec_schemas::Event;
 use fiec_schemas::messages::{CapsuleBinding, CapsuleMessage};
-use fiec_schemas::{Event, Phase};
 use futures_util::StreamExt;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -134,7 +134,7 @@ fn take(shared: &Arc<Shared>, binding: CapsuleBinding, seen_in: u64, ack: &Arc<C
         mut state,
     } = binding;
     Arc::make_mut(&mut state).resolve(seq);
-    let mine = matches!(&state.phase, Phase::Bound(b) if b.instance == shared.instance && b.node == *shared.node());
+    let mine = shared.is_bound_here(&state);
     let (execution, epoch) = (state.execution, state.epoch);
     if !mine {
         tracing::debug!(%execution, epoch, "dropped a binding to another instance");

@@ -153,7 +153,7 @@ impl Runner {
     /// Ends as was requested of a worker that died before it could do it. Returns false if nothing
     /// was requested.
     pub(crate) fn finish_requested(&mut self) -> bool {
-        let Some(Requested { what, who, .. }) = self.tip.state.requested.clone() else {
+        let Some(Requested { what, who, .. }) = self.tip.state.requested().cloned() else {
             return false;
         };
         self.finish(match what {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fiec_broker::{AppendError, Draft, Tip};
-use fiec_schemas::{Digest, Entrusted, Event, LedgerMessage, Phase, Timestamp};
+use fiec_schemas::{Digest, Entrusted, Event, LedgerMessage, Timestamp};
 use tokio::sync::oneshot;
 
 use crate::job::{Job, Live, Start, Stored};
@@ -75,7 +75,7 @@ fn queue_binding(shared: &Arc<Shared>, text: &str) {
         }
     };
     let (execution, epoch) = (state.execution, state.epoch);
-    let mine = matches!(&state.phase, Phase::Bound(b) if b.instance == shared.instance && b.node == *shared.node());
+    let mine = shared.is_bound_here(&state);
     let first = state.ordinal == 1 && epoch == 1 && state.boundary.is_none();
     let binds = matches!(
         &events[..],

@@ -10,7 +10,7 @@ use async_nats::HeaderMap;
 use bytes::{Bytes, BytesMut};
 use fiec_broker::{AppendError, Draft, Entry, Tip, store};
 use fiec_schemas::messages::{Destination, HANDOVER_HEADER, Handover};
-use fiec_schemas::{Digest, Epoch, ExecutionId, LedgerMessage, Phase, StatePlace, subjects};
+use fiec_schemas::{Digest, Epoch, ExecutionId, LedgerMessage, StatePlace, subjects};
 use futures_util::StreamExt;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -346,7 +346,7 @@ fn speculate(shared: &Arc<Shared>, execution: ExecutionId, epoch: Epoch, text: &
         }
     };
     let state = message.state;
-    let mine = matches!(&state.phase, Phase::Bound(b) if b.instance == shared.instance && b.node == *shared.node());
+    let mine = shared.is_bound_here(&state);
     let fits = state.boundary.as_ref().is_some_and(|b| moved.is(b));
     if !mine || !fits || state.execution != execution || state.epoch != epoch {
         tracing::warn!(%execution, epoch, node = %shared.node(), "handover does not fit its message; dropped");

@@ -12,7 +12,7 @@ use fiec_schemas::limits::{self, INLINE_RESULT_LIMIT, OUTPUTS_LIMIT, RESULT_LIMI
 use fiec_schemas::messages::Destination;
 use fiec_schemas::subjects::INLINE_STATE_LIMIT;
 use fiec_schemas::{
-    BoundaryEvent, BoundaryIndex, Digest, Event, Output, Phase, ResultObject, Timestamp,
+    BoundaryEvent, BoundaryIndex, Digest, Event, Output, Phase, ResultObject, Started, Timestamp,
 };
 use serde_json::Value;
 
@@ -159,7 +159,7 @@ impl Message {
 /// depends on the draft's own sequence and the next boundary does not replace that.
 pub fn ahead_of(draft: &Draft) -> Option<Tip> {
     match &draft.state.phase {
-        Phase::Started(binding) if binding.seq != 0 => Some(Tip {
+        Phase::Started(Started { binding, .. }) if binding.seq != 0 => Some(Tip {
             seq: 0,
             digest: Some(draft.digest),
             state: Arc::clone(&draft.state),

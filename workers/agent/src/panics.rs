@@ -107,7 +107,7 @@ fn outcome(tip: &Tip, words: &str, now: Timestamp) -> Vec<Event> {
             computing_since: now,
         });
     }
-    let requested = state.requested.as_ref();
+    let requested = state.requested();
     let asked = |what| requested.filter(|r| r.what == what).map(|r| r.who.clone());
     if let Some(who) = asked(RequestKind::Cancel) {
         events.push(Event::Cancelled { who });

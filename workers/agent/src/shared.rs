@@ -19,7 +19,8 @@ use fiec_schemas::limits::CPUS_LIMIT;
 use fiec_schemas::messages::{ControlReply, HOLDINGS_PAGE, Holding, HoldingsPage};
 use fiec_schemas::package::{DeviceGrant, Grant};
 use fiec_schemas::{
-    Digest, ExecutionId, InstanceId, NodeDescriptor, NodeId, Sequence, Signal, Threshold, author,
+    Bound, Digest, ExecutionId, InstanceId, NodeDescriptor, NodeId, Phase, Sequence, Signal,
+    Threshold, author,
 };
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
@@ -428,6 +429,16 @@ impl Shared {
     /// The node's name.
     pub fn node(&self) -> &NodeId {
         &self.options.node
+    }
+
+    /// True if this life of the node is to start the execution.
+    pub(crate) fn is_bound_here(&self, state: &ExecutionState) -> bool {
+        match &state.phase {
+            Phase::Bound(Bound { binding, .. }) => {
+                binding.instance == self.instance && binding.node == *self.node()
+            }
+            _ => false,
+        }
     }
 
     /// One execution's share of the energy that a substrate uses, if it is measured.

@@ -148,7 +148,7 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
         printed: Printed::default(),
         values,
     };
-    let stays = refusal.is_none() || runner.tip.state.requested.is_some();
+    let stays = refusal.is_none() || runner.tip.state.requested().is_some();
     let owes = runner.sure.is_none() && runner.tip.state.outbox.is_some();
     match (refusal, given) {
         (_, None) if owes && stays => runner.settle_outbox(Next::Launch),

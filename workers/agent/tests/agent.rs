@@ -239,7 +239,7 @@ async fn a_pause_holds_although_the_child_dies_before_its_next_boundary() {
     let last = world.wait_phase(id, "paused").await;
     assert_eq!(names(&last.events), ["crashed", "yielded", "paused"]);
     assert_eq!(last.state.totals.crashes, 1);
-    assert_eq!(last.state.requested, None);
+    assert_eq!(last.state.requested(), None);
     agent.leave().await;
 }
 

@@ -31,9 +31,9 @@ impl World {
     async fn parked(&self, agent: &Running, id: ExecutionId, keep: Keep) -> LedgerMessage {
         assert_eq!(self.park(agent, id, keep).await, None);
         let message = self
-            .wait(id, "it to be parked", |m| m.state.parked.is_some())
+            .wait(id, "it to be parked", |m| m.state.parked().is_some())
             .await;
-        assert_eq!(message.state.parked.unwrap().keep, keep);
+        assert_eq!(message.state.parked().unwrap().keep, keep);
         message
     }
 
@@ -138,7 +138,7 @@ async fn a_parked_execution_keeps_its_device_or_frees_it() {
         let other = tip.state.execution;
         world.dispatch(&[tip], &a.node).await;
         let settled =
-            |m: &LedgerMessage| m.state.phase == Phase::Pending || m.state.phase.is_terminal();
+            |m: &LedgerMessage| m.state.phase == Phase::PENDING || m.state.phase.is_terminal();
         let message = world.wait(other, "completed or refused", settled).await;
         message.state.phase.as_str().to_owned()
     };
@@ -228,7 +228,7 @@ async fn a_parked_execution_yields_pauses_and_is_cancelled_where_it_stands() {
             at[n],
             "nothing was computed"
         );
-        assert_eq!(message.state.parked, None);
+        assert_eq!(message.state.parked(), None);
     }
     // The destination takes it up from σ in the ledger.
     let tip = world.last(ids[0]).await.into();
@@ -254,7 +254,7 @@ async fn a_drain_takes_what_is_parked_along_and_a_new_run_begins_from_its_commit
         .boundary_index();
     a.leave().await;
     let message = world.last(id).await.message;
-    assert_eq!(message.state.phase, Phase::Pending, "{message:?}");
+    assert_eq!(message.state.phase, Phase::PENDING, "{message:?}");
     assert_eq!(message.state.boundary_index(), at);
 }
 

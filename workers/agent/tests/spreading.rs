@@ -69,7 +69,7 @@ impl World {
     async fn waits(&self, id: ExecutionId) -> LedgerMessage {
         let waits = |m: &LedgerMessage| {
             let spread = m.state.spread.as_ref().unwrap();
-            m.state.phase == Phase::Pending && spread.waits
+            m.state.phase == Phase::PENDING && spread.waits
         };
         self.wait(id, "it to wait for its parts", waits).await
     }
@@ -238,7 +238,7 @@ async fn a_holder_that_is_bound_too_soon_waits_on_and_fails_when_its_part_has() 
     let (part, tip) = world.split(id, &a).await;
     world.waits(id).await;
     world.bind_again(id, &a).await;
-    let again = |m: &LedgerMessage| m.state.epoch == 2 && m.state.phase == Phase::Pending;
+    let again = |m: &LedgerMessage| m.state.epoch == 2 && m.state.phase == Phase::PENDING;
     let message = world.wait(id, "it to wait on", again).await;
     assert_eq!(names(&message).last(), Some(&"yielded to its parts"));
     assert!(!names(&message).contains(&"boundary"), "{message:?}");
@@ -308,7 +308,7 @@ async fn a_cancel_or_a_pause_in_the_last_capsule_of_a_holder_holds_once_its_rang
         names(&message).ends_with(&["boundary", "yielded to its parts", "other"]),
         "{message:?}"
     );
-    assert_eq!(message.state.requested, None);
+    assert_eq!(message.state.requested(), None);
     assert!(message.state.spread.as_ref().unwrap().waits);
     // Nothing of it is lost.
     world.bind_again(part.id, &a).await;

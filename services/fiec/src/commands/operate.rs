@@ -232,7 +232,7 @@ fn print_state(state: &ExecutionState, reply: &ApiReply, ended: Option<String>) 
         ("execution", state.execution.to_string()),
         ("phase", state.phase.as_str().to_owned()),
     ];
-    if let Phase::Bound(b) | Phase::Started(b) = &state.phase {
+    if let Some(b) = state.phase.binding() {
         rows.push((
             "node",
             format!("{} ({}), epoch {}", b.node, b.substrate, state.epoch),

@@ -162,21 +162,19 @@ impl Lost {
             ..Totals::default()
         };
         state.adjusted = adjusted(pool, id).await?.map(Box::new);
-        state.requested = requested(row)?;
         let text = |column: &str| row.try_get::<Option<String>, _>(column);
-        match sql::parse_phase(id, row.try_get("phase")?)? {
-            PhaseKind::Paused => {
-                let who = text("paused_by")?.unwrap_or_default();
-                state.phase = Phase::Paused { who };
-            }
-            PhaseKind::Held => {
-                state.phase = Phase::Held {
-                    fault: text("fault")?.and_then(|fault| fault.parse().ok()),
-                    reason: text("failure")?.unwrap_or_default(),
-                };
-            }
-            _ => {}
-        }
+        state.phase = match sql::parse_phase(id, row.try_get("phase")?)? {
+            PhaseKind::Paused => Phase::Paused {
+                who: text("paused_by")?.unwrap_or_default(),
+            },
+            PhaseKind::Held => Phase::Held {
+                fault: text("fault")?.and_then(|fault| fault.parse().ok()),
+                reason: text("failure")?.unwrap_or_default(),
+            },
+            _ => Phase::Pending {
+                requested: requested(row)?,
+            },
+        };
         Ok(state)
     }
 

@@ -6,7 +6,7 @@ use clap::Args;
 use fiec_broker::feed;
 use fiec_broker::{Broker, Ledger, results};
 use fiec_schemas::messages::ExecutionVerb;
-use fiec_schemas::{Cause, Event, ExecutionId, ExecutionState, LedgerMessage, Phase, subjects};
+use fiec_schemas::{Cause, Event, ExecutionId, ExecutionState, LedgerMessage, subjects};
 use futures_util::StreamExt as _;
 use serde_json::Value;
 
@@ -106,15 +106,15 @@ pub async fn run(args: WatchArgs, global: &Global) -> anyhow::Result<Outcome> {
 }
 
 fn stand(state: &ExecutionState) -> String {
-    match &state.phase {
-        Phase::Bound(b) | Phase::Started(b) => format!(
-            "{} on {}, epoch {}, boundary {}",
-            state.phase.as_str(),
+    let phase = state.phase.as_str();
+    match state.phase.binding() {
+        Some(b) => format!(
+            "{phase} on {}, epoch {}, boundary {}",
             b.node,
             state.epoch,
             state.boundary_index()
         ),
-        phase => phase.as_str().to_owned(),
+        None => phase.to_owned(),
     }
 }
 

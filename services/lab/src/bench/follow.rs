@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use fiec_broker::feed::{self, FeedItem};
 use fiec_broker::{Broker, BrokerError, Ledger};
-use fiec_schemas::{Event, ExecutionId, LedgerMessage, Phase, Timestamp};
+use fiec_schemas::{Event, ExecutionId, LedgerMessage, Phase, Started, Timestamp};
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 
@@ -211,7 +211,7 @@ pub async fn arrived(
         tokio::time::sleep(interval).await;
         let last = ledger.last(&tenant, execution).await?.map(|e| e.message);
         if let Some(message) = last.filter(|m| m.state.epoch >= epoch)
-            && let Phase::Started(binding) = &message.state.phase
+            && let Phase::Started(Started { binding, .. }) = &message.state.phase
         {
             let since = message.events.iter().find_map(|event| match event {
                 Event::Started {

@@ -11,7 +11,9 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use fiec::exit::Outcome;
 use fiec::ui::{self, Steps};
-use fiec_schemas::{Event, ExecutionId, LedgerMessage, NodeId, Phase, Signal, Tenant, subjects};
+use fiec_schemas::{
+    Event, ExecutionId, LedgerMessage, NodeId, Phase, Signal, Started, Tenant, subjects,
+};
 use serde_json::json;
 
 use crate::cluster::{Cluster, ClusterOptions};
@@ -139,7 +141,7 @@ async fn scene(
     let source = timeline
         .until(execution, left(began)?, |message| {
             match &message.state.phase {
-                Phase::Started(binding) if message.state.totals.commits >= 2 => {
+                Phase::Started(Started { binding, .. }) if message.state.totals.commits >= 2 => {
                     Some(binding.node.clone())
                 }
                 _ => None,
@@ -273,7 +275,7 @@ async fn press(cluster: &Cluster, node: &NodeId) -> anyhow::Result<Process> {
 
 /// The node on which the execution has started after a move, if the message says so.
 fn moved(message: &LedgerMessage, source: &NodeId) -> Option<NodeId> {
-    let Phase::Started(binding) = &message.state.phase else {
+    let Phase::Started(Started { binding, .. }) = &message.state.phase else {
         return None;
     };
     let begun = message

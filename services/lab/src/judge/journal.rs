@@ -10,7 +10,7 @@ use fiec::commands::watch::in_words;
 use fiec_broker::feed::{self, Start};
 use fiec_broker::{Broker, BrokerError};
 use fiec_schemas::{
-    Digest, Event, ExecutionId, ExecutionState, LedgerMessage, NodeId, Phase, Sequence,
+    Digest, Event, ExecutionId, ExecutionState, LedgerMessage, NodeId, Phase, Sequence, Started,
 };
 use futures_util::StreamExt as _;
 use tokio::task::JoinHandle;
@@ -40,7 +40,7 @@ impl Line {
     /// The node that it says computes.
     pub fn started_on(&self) -> Option<NodeId> {
         match &self.message.state.phase {
-            Phase::Started(binding) => Some(binding.node.clone()),
+            Phase::Started(Started { binding, .. }) => Some(binding.node.clone()),
             _ => None,
         }
     }

@@ -11,7 +11,7 @@ use fiec_schemas::messages::{ApiReply, ControlRequest, ExecutionVerb};
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::{
     Binding, BoundaryIndex, Cause, Event, ExecutionId, ExecutionState, Phase, PhaseKind,
-    RequestKind, Tenant, Timestamp,
+    RequestKind, Started, Tenant, Timestamp,
 };
 use tokio::time::Instant;
 
@@ -86,7 +86,7 @@ pub(super) fn called(state: &ExecutionState) -> String {
 
 /// True if this was requested of the execution and is not done yet.
 pub(super) fn is_requested(state: &ExecutionState, what: RequestKind) -> bool {
-    let requested = state.requested.as_ref();
+    let requested = state.requested();
     requested.is_some_and(|requested| requested.what == what)
 }
 
@@ -198,7 +198,7 @@ impl Api {
                     entry = self.a_moment_later(tenant, id).await?;
                     continue;
                 }
-                (_, Phase::Started(binding)) if !sight.is_lost(&binding.node) => {
+                (_, Phase::Started(Started { binding, .. })) if !sight.is_lost(&binding.node) => {
                     let passed = self.pass_on(asked, id, &name, binding).await;
                     let failed = match passed {
                         Ok(reply) => return Ok(reply),
@@ -287,7 +287,7 @@ impl Api {
             last.seq != seen.seq
                 && !matches!(
                     (&last.message.state.phase, &seen.message.state.phase),
-                    (Phase::Started(a), Phase::Started(b)) if a.seq == b.seq
+                    (Phase::Started(a), Phase::Started(b)) if a.binding.seq == b.binding.seq
                 )
         }))
     }

@@ -7,7 +7,7 @@ use fiec_schemas::messages::{ApiReply, ControlRequest, ExecutionRequest, Executi
 use fiec_schemas::package::Grant;
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::{
-    Binding, ClientId, Event, ExecutionId, FieldError, Phase, Tenant, author, duty,
+    Binding, ClientId, Event, ExecutionId, FieldError, Phase, Started, Tenant, author, duty,
 };
 use tokio::time::Instant;
 
@@ -245,7 +245,7 @@ impl Api {
             let (execution, name) = (state.execution, name.to_owned());
             let phase = state.phase.kind();
             let later = match &state.phase {
-                Phase::Started(binding) => {
+                Phase::Started(Started { binding, .. }) => {
                     let node = binding.node.clone();
                     let request = ControlRequest::Reconfigure {
                         execution,
@@ -274,7 +274,7 @@ impl Api {
                 }
                 Phase::Bound(_) => Refusal::BetweenNodes { name, phase },
                 // It ran before, and starts again in a moment.
-                Phase::Pending if state.epoch > 0 => Refusal::BetweenNodes { name, phase },
+                Phase::Pending { .. } if state.epoch > 0 => Refusal::BetweenNodes { name, phase },
                 _ => return Err(Refusal::NotRunning { name, phase }),
             };
             if Instant::now() >= deadline {

@@ -21,7 +21,7 @@ use fiec_broker::{Tip, Unacknowledged};
 use fiec_policy::{Action, ControlOutcome, Input, LedgerView, Millis, Now, Policy, Ticket};
 use fiec_schemas::messages::CapsuleBinding;
 use fiec_schemas::trust::SignedProof;
-use fiec_schemas::{Event, ExecutionId, LedgerMessage, NodeId, Phase};
+use fiec_schemas::{Bound, Event, ExecutionId, LedgerMessage, NodeId, Phase};
 use first_appends::EntrustedBindings;
 pub use first_appends::taken;
 use lines::Lines;
@@ -224,7 +224,7 @@ impl Core {
             phase: tip.state.phase.clone(),
         });
         match &tip.state.phase {
-            Phase::Bound(binding) => {
+            Phase::Bound(Bound { binding, .. }) => {
                 if first {
                     self.metrics.bound("initial");
                     tracing::debug!(%execution, epoch, node = %binding.node, "submitted and bound");
@@ -255,7 +255,7 @@ impl Core {
                 let settle = self.effects.clone().settle_outbox(tip.state);
                 self.effects.running.run(None, settle);
             }
-            Phase::Pending => self.appends.keep(tip),
+            Phase::Pending { .. } => self.appends.keep(tip),
             _ => {}
         }
     }

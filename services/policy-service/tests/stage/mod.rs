@@ -15,8 +15,8 @@ use fiec_schemas::messages::{CapsuleMessage, HANDOVER_HEADER, Handover};
 use fiec_schemas::substrate::SubstrateKind;
 use fiec_schemas::trust::{NodeIdentity, Proof, SUITE};
 use fiec_schemas::{
-    ClientId, Digest, Event, ExecutionId, HardwareVector, InstanceId, NodeDescriptor, NodeId,
-    Phase, Reading, Signal, Tenant, Timestamp, subjects,
+    Bound, ClientId, Digest, Event, ExecutionId, HardwareVector, InstanceId, NodeDescriptor,
+    NodeId, Phase, Reading, Signal, Tenant, Timestamp, subjects,
 };
 use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
@@ -380,7 +380,7 @@ impl Stage {
     /// Plays the worker: started and completed in one message.
     pub async fn finish(&self, client: &str, node: &str) {
         let entry = self.last(client).await;
-        let Phase::Bound(binding) = &entry.message.state.phase else {
+        let Phase::Bound(Bound { binding, .. }) = &entry.message.state.phase else {
             panic!("{:?}", entry.message.state.phase)
         };
         let author = format!("worker/{node}/{}", binding.instance);

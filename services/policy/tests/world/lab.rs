@@ -77,8 +77,9 @@ impl Lab {
     /// True if it runs and is not parked.
     pub fn runs(&self, n: u64) -> bool {
         let ledger = self.w.ledgers.get(&World::id(n));
-        ledger
-            .is_some_and(|l| matches!(l.state.phase, Phase::Started(_)) && l.state.parked.is_none())
+        ledger.is_some_and(|l| {
+            matches!(l.state.phase, Phase::Started(_)) && l.state.parked().is_none()
+        })
     }
 
     /// Number of executions that run on a node.

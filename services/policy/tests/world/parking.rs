@@ -23,9 +23,10 @@ impl World {
             let Some(l) = self.ledgers.get(&id) else {
                 continue;
             };
-            let (Phase::Started(b), true) = (&l.state.phase, l.state.epoch == epoch) else {
+            let (Phase::Started(started), true) = (&l.state.phase, l.state.epoch == epoch) else {
                 continue;
             };
+            let b = &started.binding;
             let author = format!("worker/{}/{}", b.node, b.instance);
             let (index, at) = (l.state.boundary_index() + 1, self.wall());
             let boundary = Event::Boundary(BoundaryEvent {
@@ -39,7 +40,7 @@ impl World {
                 outputs: vec![],
                 energy: None,
             });
-            let parked = l.state.parked.is_some();
+            let parked = l.state.parked().is_some();
             let mut events = Vec::new();
             if !parked {
                 events.push(boundary);
@@ -88,7 +89,7 @@ impl World {
 
     /// True if an execution is parked.
     pub fn is_parked(&self, n: u64) -> bool {
-        self.ledgers[&Self::id(n)].state.parked.is_some()
+        self.ledgers[&Self::id(n)].state.parked().is_some()
     }
 
     /// Its program asks for more than its grant.

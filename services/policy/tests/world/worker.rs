@@ -1,7 +1,7 @@
 //! The workers of the simulated cluster: they start, complete, refuse and obey.
 
 use fiec_schemas::messages::ControlRequest;
-use fiec_schemas::{Cause, Event, ExecutionId, Fault, Phase};
+use fiec_schemas::{Cause, Event, ExecutionId, Fault, Phase, Started};
 
 use super::World;
 
@@ -91,7 +91,7 @@ impl World {
         let Some(l) = self.ledgers.get(&id) else {
             return;
         };
-        let Phase::Started(b) = &l.state.phase else {
+        let Phase::Started(Started { binding: b, .. }) = &l.state.phase else {
             return;
         };
         if l.state.epoch != *epoch {

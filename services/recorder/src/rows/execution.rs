@@ -167,6 +167,7 @@ impl ExecutionRow {
         state: ExecutionState,
     ) -> Self {
         let place = state.boundary.as_ref();
+        let requested = state.requested().cloned();
         let totals = state.totals;
         let energy = totals.energy.unwrap_or_default();
         Self {
@@ -207,8 +208,8 @@ impl ExecutionRow {
             outputs: events.outputs,
             failure: events.failure,
             stderr_tail: events.stderr_tail,
-            requested: state.requested.as_ref().map(|r| r.what),
-            requested_by: state.requested.map(|r| r.who),
+            requested: requested.as_ref().map(|r| r.what),
+            requested_by: requested.map(|r| r.who),
             paused_by: match state.phase {
                 Phase::Paused { who } => Some(who),
                 _ => None,

@@ -178,7 +178,7 @@ impl<D: Decide> World<'_, D> {
         let wrong = |broken: Broken| (Some(e), broken);
         let place = |state: Option<&ExecutionState>| {
             let ix = self.by_name.get(&state?.phase.binding()?.node)?;
-            Some((*ix, u32::from(state?.parked.is_some())))
+            Some((*ix, u32::from(state?.parked().is_some())))
         };
         let (left, taken) = (place(before), place(Some(&after)));
         if let Some((ix, standing)) = left {
@@ -225,7 +225,7 @@ impl<D: Decide> World<'_, D> {
         let reserved = self.exec(e).reserved;
         self.count_anew(e, tied, reserved)?;
         let started = |state: &ExecutionState| matches!(state.phase, Phase::Started(_));
-        let parked = |state: &ExecutionState| state.parked.is_some();
+        let parked = |state: &ExecutionState| state.parked().is_some();
         let same =
             before.is_some_and(|b| started(b) && started(&after) && parked(b) == parked(&after));
         let exec = self.exec_mut(e);

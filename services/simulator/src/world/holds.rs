@@ -240,12 +240,14 @@ impl<D: Decide> World<'_, D> {
         let exec = self.exec(e);
         let state = exec.state.as_ref()?;
         match &state.phase {
-            Phase::Pending if exec.held.as_ref().is_some_and(|h| h.doomed) => Some(Waits::Doomed),
-            Phase::Pending if exec.is_held() => None,
-            Phase::Pending if exec.tiles.is_some() => self.range_waits(e),
-            Phase::Pending => self.gang_lets(exec).then_some(Waits::Pending),
+            Phase::Pending { .. } if exec.held.as_ref().is_some_and(|h| h.doomed) => {
+                Some(Waits::Doomed)
+            }
+            Phase::Pending { .. } if exec.is_held() => None,
+            Phase::Pending { .. } if exec.tiles.is_some() => self.range_waits(e),
+            Phase::Pending { .. } => self.gang_lets(exec).then_some(Waits::Pending),
             Phase::Bound(_) => Some(Waits::Bound),
-            Phase::Started(_) if state.parked.is_some() => Some(Waits::Parked),
+            Phase::Started(_) if state.parked().is_some() => Some(Waits::Parked),
             _ => None,
         }
     }

@@ -86,7 +86,7 @@ impl<D: Decide> World<'_, D> {
         let node = &n.descriptor.node;
         let still = n.runs.iter().find(|run| {
             let started =
-                matches!(self.exec(run.exec).phase(), Some(Phase::Started(b)) if b.node == *node);
+                matches!(self.exec(run.exec).phase(), Some(Phase::Started(s)) if s.binding.node == *node);
             started && run.started && run.base < begun_before
         });
         let Some(run) = still else { return Ok(()) };

@@ -272,10 +272,10 @@ impl<D: Decide> World<'_, D> {
 
     /// Sends the capsule message of a binding to its node.
     pub(super) fn send_capsule(&mut self, e: u32) {
-        let Some(Phase::Bound(binding)) = self.exec(e).phase() else {
+        let Some(Phase::Bound(bound)) = self.exec(e).phase() else {
             return;
         };
-        let Some(node) = self.by_name.get(&binding.node).copied() else {
+        let Some(node) = self.by_name.get(&bound.binding.node).copied() else {
             return;
         };
         let seq = self.exec(e).seq;

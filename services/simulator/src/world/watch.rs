@@ -159,16 +159,16 @@ impl<D: Decide> World<'_, D> {
 
     /// The reason of the wait of an execution that has not ended.
     fn why_unfinished(&self, e: &Exec) -> &'static str {
-        let parked = e.state.as_ref().is_some_and(|s| s.parked.is_some());
+        let parked = e.state.as_ref().is_some_and(|s| s.parked().is_some());
         match e.phase() {
             None => "not taken in yet",
-            Some(Phase::Pending) if e.tiles.as_ref().is_some_and(|t| t.rests_since > 0) => {
+            Some(Phase::Pending { .. }) if e.tiles.as_ref().is_some_and(|t| t.rests_since > 0) => {
                 "waits for a part of its range"
             }
-            Some(Phase::Pending) if e.is_held() => "waits for others",
-            Some(Phase::Pending) if e.waits.is_none() => "waits for its gang",
+            Some(Phase::Pending { .. }) if e.is_held() => "waits for others",
+            Some(Phase::Pending { .. }) if e.waits.is_none() => "waits for its gang",
             Some(Phase::Started(_)) if parked => "parked",
-            Some(Phase::Pending) => "waits for a node with room",
+            Some(Phase::Pending { .. }) => "waits for a node with room",
             Some(Phase::Held { .. }) => "held after deaths of workers",
             Some(Phase::Bound(_)) => "bound, not started yet",
             Some(Phase::Started(_)) => "still computing",

@@ -6,7 +6,7 @@ use super::*;
 use crate::broken::Rule;
 use crate::node::{Order, Run, Write};
 use crate::world::broker::{Author, Stored};
-use fiec_schemas::{BoundaryEvent, CommitPolicy, Digest, Fault};
+use fiec_schemas::{Bound, BoundaryEvent, CommitPolicy, Digest, Fault};
 
 /// Interval of commits under `auto`, in microseconds.
 const AUTO_US: u64 = 1_000_000;
@@ -37,7 +37,7 @@ impl<D: Decide> World<'_, D> {
         let n = &self.nodes[node];
         let instance = n.descriptor.instance;
         let current = match self.exec(e).phase() {
-            Some(Phase::Bound(b)) => {
+            Some(Phase::Bound(Bound { binding: b, .. })) => {
                 self.exec(e).seq == seq && b.instance == instance && b.node == n.descriptor.node
             }
             _ => false,
@@ -405,7 +405,9 @@ impl<D: Decide> World<'_, D> {
             let instance = self.nodes[node].descriptor.instance;
             let exec = self.exec(e);
             let current = match exec.phase() {
-                Some(Phase::Bound(b)) => exec.seq == seq && b.instance == instance,
+                Some(Phase::Bound(Bound { binding: b, .. })) => {
+                    exec.seq == seq && b.instance == instance
+                }
                 _ => false,
             };
             if current {

@@ -94,7 +94,7 @@ pub fn judge(answers: &[Answer], ledgers: &BTreeMap<ExecutionId, Last>) -> Vec<V
             continue;
         };
         let phase = state.phase.kind();
-        let pauses = state.requested.as_ref();
+        let pauses = state.requested();
         let pauses = pauses.is_some_and(|r| r.what == RequestKind::Pause);
         match said {
             Said::Accepted | Said::Retried | Said::Unknown => {}

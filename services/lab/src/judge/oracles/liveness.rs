@@ -80,7 +80,7 @@ pub fn judge(ledgers: &BTreeMap<ExecutionId, Last>, waiting: &Waiting) -> Vec<Vi
 /// Pending, and not for its own parts.
 fn is_pending(last: &Last) -> bool {
     let awaits = |last: &Last| last.state.spread.as_ref().is_some_and(|s| s.waits);
-    last.state.phase == Phase::Pending && !awaits(last)
+    matches!(last.state.phase, Phase::Pending { .. }) && !awaits(last)
 }
 
 fn is_held_back(

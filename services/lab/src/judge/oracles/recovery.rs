@@ -46,7 +46,7 @@ pub fn judge(
         let Some(Last { state, .. }) = ledgers.get(&running.execution) else {
             continue;
         };
-        let computes = matches!(state.phase, Phase::Started(_)) && state.parked.is_none();
+        let computes = matches!(state.phase, Phase::Started(_)) && state.parked().is_none();
         // A submission that commits by boundaries sets its own bound.
         let by_time = state
             .spec

@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use fiec_broker::{AppendError, Draft, Entry, Tip};
 use fiec_policy::{Input, LedgerView};
-use fiec_schemas::{Event, ExecutionId, NodeId, Phase};
+use fiec_schemas::{Bound, Event, ExecutionId, NodeId, Phase};
 
 use super::Core;
 use crate::effects::Effects;
@@ -60,7 +60,7 @@ impl Core {
     /// The node that may append this first message itself, if any may.
     fn entrusted_node(&self, line: &Line, draft: &Draft) -> Option<NodeId> {
         let state = &draft.state;
-        let Phase::Bound(binding) = &state.phase else {
+        let Phase::Bound(Bound { binding, .. }) = &state.phase else {
             return None;
         };
         // Verifiers and parts of a range are found by their ledgers.

@@ -1,6 +1,6 @@
 //! The results of this service's appends.
 
-use fiec_schemas::{ExecutionId, Phase, Sequence};
+use fiec_schemas::{Bound, ExecutionId, Phase, Sequence, Started};
 
 use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::Stage;
@@ -26,12 +26,16 @@ impl Lifecycle {
             return;
         }
         let stage = match phase {
-            Phase::Bound(b) => Stage::Bound(self.intern(&b.node), b.instance),
-            Phase::Started(b) => Stage::Started(self.intern(&b.node), b.instance),
+            Phase::Bound(Bound { binding: b, .. }) => {
+                Stage::Bound(self.intern(&b.node), b.instance)
+            }
+            Phase::Started(Started { binding: b, .. }) => {
+                Stage::Started(self.intern(&b.node), b.instance)
+            }
             Phase::Paused { .. } => Stage::Paused,
             Phase::Held { .. } => Stage::Held,
             Phase::Verifying { .. } => Stage::Verifying,
-            Phase::Pending => Stage::Pending,
+            Phase::Pending { .. } => Stage::Pending,
             Phase::Completed | Phase::Failed | Phase::Cancelled | Phase::Returned => {
                 gate.ended_by_append(self, id, phase.kind());
                 self.forget(gate, id);

@@ -73,7 +73,7 @@ impl Stage {
     /// GiB of a device that no other job has.
     fn free(&self, node: &str, device: &str, but: usize) -> u64 {
         let all = DEVICES.iter().find(|(id, _)| *id == device);
-        let held = |j: &Running| match j.state.parked.map(|p| p.keep.as_str()) {
+        let held = |j: &Running| match j.state.parked().map(|p| p.keep.as_str()) {
             Some("host") => 0,
             _ => j.granted,
         };
@@ -117,7 +117,7 @@ impl Stage {
             epoch,
             answer: outcome,
         });
-        if self.jobs[n].state.parked.is_some() {
+        if self.jobs[n].state.parked().is_some() {
             self.obey(n);
         }
     }
@@ -165,7 +165,7 @@ impl Stage {
                     .into_iter()
                     .filter(|n| {
                         let job = &self.jobs[*n];
-                        job.state.parked.is_none() && job.from_ms <= self.now
+                        job.state.parked().is_none() && job.from_ms <= self.now
                     })
                     .collect();
                 let wanted: f64 = going.iter().map(|n| self.jobs[*n].job.units).sum();
@@ -285,7 +285,7 @@ impl Stage {
         };
         let computed_until = self.wall();
         let mut events = Vec::new();
-        if self.jobs[n].state.parked.is_none() {
+        if self.jobs[n].state.parked().is_none() {
             events.push(self.commit(n));
         }
         match request {
