@@ -43,6 +43,7 @@ mod reserving;
 mod settings;
 mod table;
 mod trimming;
+mod turns;
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! Plans the reservations of those who wait for one, and finds unused ones.
+//! Who needs a reservation, and the requests for one; finds unused ones.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -6,17 +6,12 @@ use std::collections::BTreeSet;
 use fiec_schemas::quota::{Quota, Reservation, Reservations};
 use fiec_schemas::{ExecutionId, Sequence, Tenant};
 
-use super::change::{Change, Denied, Sum};
+use super::change::{Change, Sum};
 use super::{Quotas, Sets};
 use crate::Action;
 use crate::lifecycle::Lifecycle;
 use crate::lifecycle::cluster::Stage;
 use crate::time::Millis;
-
-/// Most sets of reservations in one change.
-const SETS: usize = 256;
-/// Most queue entries that are read for one change.
-const LOOKED_AT: usize = 20_000;
 
 /// What a sweep has found.
 pub(crate) struct Swept {
@@ -280,124 +275,6 @@ impl Quotas {
                 tenant,
                 change: Box::new(change),
             });
-        }
-        stale
-    }
-
-    fn plan_reserving(
-        &mut self,
-        life: &Lifecycle,
-        tenant: &Tenant,
-        change: &mut Change,
-        sets: &impl Sets,
-    ) -> Vec<ExecutionId> {
-        let now = life.now;
-        let Some(queue) = self.queue.get(tenant) else {
-            return Vec::new();
-        };
-        let empty = Default::default();
-        let entries = self.tables.get(tenant).map_or(&empty, |t| &t.entries);
-        let freed: BTreeSet<_> = change.free.iter().map(|(id, _)| *id).collect();
-        let mut sum = Sum::of(
-            entries
-                .values()
-                .filter(|entry| !freed.contains(&entry.execution))
-                .chain(&change.adopt),
-        );
-        let quota = self.limits.get(tenant);
-        let mut seen = BTreeSet::new();
-        let mut stale = Vec::new();
-        let mut scarce = false;
-        let (mut left, mut others) = (Vec::new(), Vec::new());
-        for (_, _, id) in queue.iter().take(LOOKED_AT) {
-            if change.sets.len() >= SETS {
-                break;
-            }
-            let Some(queued) = self.queued.get(id) else {
-                continue;
-            };
-            // Its owner binds it, or another replica takes it over.
-            if entries.get(id).is_some_and(|entry| entry.by != self.own) {
-                others.push(*id);
-                continue;
-            }
-            if queued.from > now.mono || seen.contains(id) {
-                continue;
-            }
-            let pending = |id: &ExecutionId| {
-                let e = life.cluster().execution(*id);
-                e.is_some_and(|e| e.stage == Stage::Pending)
-            };
-            // An execution that waits for others could block the very ones it waits for.
-            if !pending(id) || !sets.is_free(*id) || !self.reserves(life, *id) {
-                stale.push(*id);
-                continue;
-            }
-            let Some(set) = sets.set_of(life, *id) else {
-                continue;
-            };
-            seen.extend(set.iter().copied());
-            let mut wanted = Vec::new();
-            let mut foreign = false;
-            for member in &set {
-                match entries.get(member) {
-                    Some(entry) if entry.by == self.own => {}
-                    Some(_) => foreign = true,
-                    None => wanted.extend(self.reservation(life, *member)),
-                }
-            }
-            if foreign || wanted.is_empty() {
-                continue;
-            }
-            let asks = wanted
-                .iter()
-                .any(|entry| entry.devices > 0 || entry.memory_bytes > 0);
-            if scarce && asks {
-                continue;
-            }
-            match sum.admits(quota, &wanted) {
-                Ok(()) => {}
-                // An execution that needs neither device nor memory may pass one that waits for
-                // them.
-                Err(Denied::Tenant { ever: false, .. })
-                    if asks && sum.has_count(quota, &wanted) =>
-                {
-                    scarce = true;
-                    continue;
-                }
-                Err(Denied::Tenant { ever: false, .. }) => break,
-                Err(_) => continue,
-            }
-            wanted.iter().for_each(|entry| sum.add(entry));
-            // An entry that another replica is about to reserve keeps its room. If that replica
-            // does not, this one does after a grace period.
-            let mine = if set.len() > 1 {
-                life.places_gangs()
-            } else {
-                life.is_mine(*id)
-            };
-            let is_late = |at: Millis| now.mono.since(at) >= life.config.grace_ms;
-            if mine || queued.left.is_some_and(is_late) {
-                change.sets.push(wanted);
-            } else if queued.left.is_none() {
-                left.push(*id);
-            }
-        }
-        for id in left {
-            if let Some(queued) = self.queued.get_mut(&id) {
-                queued.left = Some(now.mono);
-            }
-        }
-        // After another replica has had it in vain, it is the turn of others. A look may see the end
-        // of that late.
-        let turn = life.config.quotas.reserve_ms + life.config.look_ms;
-        for id in others {
-            if let Some(queued) = self.queued.get_mut(&id) {
-                (queued.from, queued.left) = (now.mono.plus(turn), None);
-            }
-        }
-        for id in &stale {
-            self.dequeue(tenant, *id);
         }
         stale
     }
