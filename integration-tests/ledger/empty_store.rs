@@ -123,7 +123,8 @@ async fn everything_goes_on_after_the_store_was_lost_from_workers_and_from_postg
         .await;
     replace_workers(&mut lab).await;
     let held = lab.publish_json(&body("held")).await;
-    lab.journal.computing(held, 2).await;
+    // Two seconds: its worker reads what stands before the binding once it is a second old.
+    lab.journal.computing(held, 10).await;
     let before = lab
         .count("SELECT seq FROM recorder_checkpoint WHERE stream = 'FIEC_LEDGER'")
         .await;

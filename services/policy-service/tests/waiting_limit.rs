@@ -1,5 +1,6 @@
 //! The limit on a tenant's waiting executions, through a real broker and without nodes.
 
+use std::cell::Cell;
 use std::fmt::Write as _;
 
 use async_nats::HeaderMap;
@@ -23,8 +24,9 @@ async fn exists(stage: &Stage, owner: &Tenant, client: &str) -> bool {
     ledger.last(owner, id).await.unwrap().is_some()
 }
 
-/// Sets the tenant's limit, and waits until the service knows it.
-async fn allow(stage: &Stage, waiting: u32) {
+/// Sets the tenant's limit, and waits until the service knows it. Returns how many lines were
+/// refused for that.
+async fn allow(stage: &Stage, waiting: u32) -> u64 {
     let change = json!({"who": "ann", "change": {"waiting": waiting}});
     let reply: QuotaReply = stage.ask("fiec.api.quota.lab", &change).await;
     assert_eq!(reply.error, None);
@@ -33,13 +35,16 @@ async fn allow(stage: &Stage, waiting: u32) {
     let refused = "tenant lab has";
     let words = format!("its quota allows {waiting}:");
     // An array that is too large is refused, with the limit in force.
+    let asked = Cell::new(0);
     until(|| async {
+        asked.set(asked.get() + 1);
         let line = r#"{"program":"synthetic@1","array":{"count":9000}}"#;
         let reply: SubmitReply = stage.ask_raw("fiec.api.submit.lab", line).await;
         let reason = reply.errors.first().map(|e| e.reason.clone());
         reason.is_some_and(|r| r.starts_with(refused) && r.contains(&words))
     })
     .await;
+    asked.get()
 }
 
 async fn waiting(stage: &Stage) -> Option<u32> {
@@ -68,7 +73,7 @@ async fn service(stage: &Stage) -> crate::stage::Running {
 async fn a_line_beyond_a_tenants_waiting_executions_is_refused_and_other_tenants_go_on() {
     let stage = Stage::with_nodes(&[]).await;
     let _service = service(&stage).await;
-    allow(&stage, 200).await;
+    let asked = allow(&stage, 200).await;
     stage.publish(&body("w", 201)).await;
     until(|| async { stage.submissions_left().await == 0 }).await;
     assert_eq!(messages_of(&stage, subjects::LEDGER_STREAM).await, 200);
@@ -98,8 +103,8 @@ async fn a_line_beyond_a_tenants_waiting_executions_is_refused_and_other_tenants
     let reply: SubmitReply = stage.ask_raw("fiec.api.submit.lab", &body("w", 201)).await;
     assert!(reply.accepted.iter().all(|a| a.existing), "{reply:?}");
     assert_eq!((reply.accepted.len(), reply.errors[0].line), (200, 201));
-    // Records are stored after the answer.
-    let before = 5;
+    // Records are stored after the answer: the change of the quota, and three more lines.
+    let before = asked + 4;
     until(|| async { messages_of(&stage, subjects::RECORD_STREAM).await == before }).await;
     stage.publish(&body("w", 200)).await;
     until(|| async { stage.submissions_left().await == 0 }).await;
