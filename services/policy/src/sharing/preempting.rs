@@ -62,7 +62,7 @@ impl Sharing {
         }
         let mut victims = self.victims(life);
         for contender in contenders {
-            let Some(chosen) = self.choose_victim(life, &contender, &victims) else {
+            let Some(chosen) = self.choose_victim(life, &contender, &victims, &[]) else {
                 continue;
             };
             let reason = self.reason(life, &contender, &chosen, &victims);
@@ -209,7 +209,6 @@ impl Sharing {
         mut left: Vec<Victim>,
         park: &impl Fn(&mut Lifecycle, GivesWay, Cause),
     ) {
-        let now = life.now;
         let Some(leading) = life.leading() else {
             return;
         };
@@ -217,34 +216,29 @@ impl Sharing {
         let effective = leading.turn.effective;
         let free = self.unasked(life, &members, lacking);
         let lacks = free.len();
-        let mut chosen = Vec::new();
+        let (mut chosen, mut planned) = (Vec::new(), Vec::new());
         for id in free {
             let waiter = life.waiter_of(id);
             let contender = waiter.and_then(|w| self.contender(life, id, w, effective));
             let Some(contender) = contender else {
                 break;
             };
-            let Some(chose) = self.choose_victim(life, &contender, &left) else {
+            let Some(chose) = self.choose_victim(life, &contender, &left, &planned) else {
                 break;
             };
             let reason = self.reason(life, &contender, &chose, &left);
             let victim = left.swap_remove(chose.at);
-            // The next choice must see this one. It is undone below if there are too few victims.
-            self.asking.insert(id, (victim.id, now.mono));
+            planned.push((id, victim.id));
             chosen.push((contender, victim, chose.rule, reason));
         }
-        let enough = chosen.len() == lacks;
+        if lacks == 0 || chosen.len() < lacks {
+            return;
+        }
         for (contender, victim, rule, reason) in chosen {
-            if enough {
-                let reason = format!("{reason}; for the gang {} of {}", key.1, members.len());
-                self.give_way(life, victim, &contender, (rule, reason), park);
-            } else {
-                self.asking.remove(&contender.id);
-            }
+            let reason = format!("{reason}; for the gang {} of {}", key.1, members.len());
+            self.give_way(life, victim, &contender, (rule, reason), park);
         }
-        if enough && lacks > 0 {
-            life.keep_for_leading();
-        }
+        life.keep_for_leading();
     }
 
     /// Members without a place for which no execution has been asked to yield. Members of one

@@ -200,24 +200,27 @@ impl Sharing {
     }
 
     /// Chooses the lowest priority, then the least regret, among those whose place would do.
+    /// `planned`: for whom others were chosen in this round, and not ordered yet.
     pub(super) fn choose_victim(
-        &mut self,
+        &self,
         life: &mut Lifecycle,
         contender: &Contender,
         victims: &[Victim],
+        planned: &[(ExecutionId, ExecutionId)],
     ) -> Option<Chosen> {
         let e = life.cluster().execution(contender.id)?;
         let (profile, here) = (e.profile, e.stage.node());
         let nodes = victims.iter().map(|v| v.node);
         let could = life.could_be(profile, nodes);
         let mut changes = Vec::new();
-        for (by, (victim, _)) in &self.asking {
-            let tenant = |id| {
-                let e = life.cluster().execution(id)?;
-                life.cluster().tenants.find(&e.tenant)
-            };
-            changes.extend(tenant(*by).map(|t| (t, 1.0)));
-            changes.extend(tenant(*victim).map(|t| (t, -1.0)));
+        let tenant = |id| {
+            let e = life.cluster().execution(id)?;
+            life.cluster().tenants.find(&e.tenant)
+        };
+        let asked = self.asking.iter().map(|(by, (victim, _))| (*by, *victim));
+        for (by, victim) in asked.chain(planned.iter().copied()) {
+            changes.extend(tenant(by).map(|t| (t, 1.0)));
+            changes.extend(tenant(victim).map(|t| (t, -1.0)));
         }
         let holdings = Holdings { life, changes };
         let mut found: Vec<_> = victims
