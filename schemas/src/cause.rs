@@ -9,7 +9,7 @@ use crate::ids::{ExecutionId, NodeId, Timestamp};
 use crate::scheduling::Rule;
 use crate::tagged::tagged;
 
-tagged! { "kind", "Cause", CauseKind,
+tagged! { "kind", CauseKind,
     /// Why an execution was bound or yielded.
     #[derive(Debug, Clone, PartialEq, JsonSchema)]
     pub enum Cause {

@@ -83,7 +83,7 @@ impl LedgerMessage {
     }
 }
 
-tagged! { "type", "Event", EventKind,
+tagged! { "type", EventKind,
     /// An event of an execution.
     #[derive(Debug, Clone, PartialEq, JsonSchema)]
     pub enum Event {
@@ -466,7 +466,7 @@ fn is_bitwise(contract: &Contract) -> bool {
     *contract == Contract::Bitwise
 }
 
-tagged! { "is", "Phase", PhaseKind,
+tagged! { "is", PhaseKind,
     /// Phase of an execution.
     #[derive(Debug, Clone, PartialEq, JsonSchema)]
     pub enum Phase {

@@ -49,7 +49,7 @@ named! {
     }
 }
 
-tagged! { "is", "Fault", FaultKind,
+tagged! { "is", FaultKind,
     /// What ended an execution, or an attempt at it.
     #[derive(Debug, Clone, PartialEq, Eq, JsonSchema)]
     pub enum Fault {

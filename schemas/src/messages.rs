@@ -15,7 +15,6 @@ use crate::hardware::RunningProgress;
 use crate::ids::{Digest, Epoch, ExecutionId, InstanceId, NodeId, Sequence, Tenant};
 use crate::package::Grant;
 use crate::scheduling::{Adjustment, Keep};
-use crate::tagged::tagged;
 use crate::trust::Segment;
 
 pub use api::*;
@@ -50,65 +49,64 @@ pub struct CapsuleBinding {
     pub state: Arc<ExecutionState>,
 }
 
-tagged! { "is", "Handover",
-    /// Kind of a handover message on `fiec.handover.<node>`. The body of a part is a piece of σ.
-    #[derive(Debug, Clone, PartialEq, JsonSchema)]
-    pub enum Handover {
-        /// A piece of σ, sent at the moment of the append that binds the destination.
-        Part {
-            /// The execution.
-            execution: ExecutionId,
-            /// The epoch that the append makes.
-            epoch: Epoch,
-            /// Number of this part, from 0.
-            part: u32,
-            /// Number of all parts.
-            parts: u32,
-            /// Digest of the whole σ.
-            digest: Digest,
-            /// Bytes of the whole σ.
-            bytes: u64,
-            /// The ledger message that is being appended. It comes with part 0.
-            #[serde(default, skip_serializing_if = "Option::is_none")]
-            ledger: Option<String>,
-            /// For a large σ: bytes of all parts. The parts hold the list of its chunks, and the
-            /// chunks that the commit before does not have.
-            #[serde(default, skip_serializing_if = "Option::is_none")]
-            delta: Option<u64>,
-        },
-        /// First bindings that the node is entrusted with. Each line of the body is the header of a
-        /// ledger message that was not appended. The node computes at once, and appends the
-        /// binding's events together with its own as the first message of that ledger. If it does
-        /// not do so in time, the policy service appends the line unchanged and sends a capsule
-        /// message.
-        Entrusted {
-            /// Number of lines of the body.
-            bindings: u32,
-        },
-        /// The append was acknowledged: `started` must follow this sequence.
-        Confirmed {
-            /// The execution.
-            execution: ExecutionId,
-            /// The epoch.
-            epoch: Epoch,
-            /// The sequence.
-            seq: Sequence,
-            /// Digest of the ledger message that was appended. A node that holds another message
-            /// drops it.
-            #[serde(default, skip_serializing_if = "Option::is_none")]
-            bound: Option<Digest>,
-            /// The life of the broker's server that gave the sequence.
-            #[serde(default, skip_serializing_if = "Option::is_none")]
-            server: Option<String>,
-        },
-        /// The append failed: discard the speculation.
-        Abandoned {
-            /// The execution.
-            execution: ExecutionId,
-            /// The epoch.
-            epoch: Epoch,
-        },
-    }
+/// Kind of a handover message on `fiec.handover.<node>`. The body of a part is a piece of σ.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "is", rename_all = "snake_case")]
+pub enum Handover {
+    /// A piece of σ, sent at the moment of the append that binds the destination.
+    Part {
+        /// The execution.
+        execution: ExecutionId,
+        /// The epoch that the append makes.
+        epoch: Epoch,
+        /// Number of this part, from 0.
+        part: u32,
+        /// Number of all parts.
+        parts: u32,
+        /// Digest of the whole σ.
+        digest: Digest,
+        /// Bytes of the whole σ.
+        bytes: u64,
+        /// The ledger message that is being appended. It comes with part 0.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        ledger: Option<String>,
+        /// For a large σ: bytes of all parts. The parts hold the list of its chunks, and the
+        /// chunks that the commit before does not have.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        delta: Option<u64>,
+    },
+    /// First bindings that the node is entrusted with. Each line of the body is the header of a
+    /// ledger message that was not appended. The node computes at once, and appends the
+    /// binding's events together with its own as the first message of that ledger. If it does
+    /// not do so in time, the policy service appends the line unchanged and sends a capsule
+    /// message.
+    Entrusted {
+        /// Number of lines of the body.
+        bindings: u32,
+    },
+    /// The append was acknowledged: `started` must follow this sequence.
+    Confirmed {
+        /// The execution.
+        execution: ExecutionId,
+        /// The epoch.
+        epoch: Epoch,
+        /// The sequence.
+        seq: Sequence,
+        /// Digest of the ledger message that was appended. A node that holds another message
+        /// drops it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        bound: Option<Digest>,
+        /// The life of the broker's server that gave the sequence.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        server: Option<String>,
+    },
+    /// The append failed: discard the speculation.
+    Abandoned {
+        /// The execution.
+        execution: ExecutionId,
+        /// The epoch.
+        epoch: Epoch,
+    },
 }
 
 /// Destination of a move.

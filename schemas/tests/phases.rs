@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use fiec_schemas::scheduling::Keep;
+use fiec_schemas::scheduling::{Adjustment, Keep};
 use fiec_schemas::{
     Cause, Event, ExecutionId, ExecutionState, InstanceId, NodeId, Phase, PhaseKind, RequestKind,
     Submission, Tenant, Timestamp,
@@ -225,4 +225,50 @@ fn json_has_a_request_and_a_parking_beside_the_phase_and_passes_over_what_does_n
     written["phase"] = json!({ "is": "paused", "who": "me" });
     let read: ExecutionState = serde_json::from_value(written).unwrap();
     assert_eq!((read.requested(), read.parked()), (None, None));
+}
+
+#[test]
+fn an_end_keeps_the_submission_and_the_adjustments_for_those_who_need_them_still() {
+    let adjusted = Event::Adjusted {
+        who: "ops".to_owned(),
+        change: Adjustment {
+            priority: Some(3),
+            ..Adjustment::default()
+        },
+    };
+    let before = then(&started(PLAIN), &[adjusted]);
+    assert_eq!(before.ordinal, 2);
+    let (who, reason) = ("ops".to_owned(), "no".to_owned());
+    let for_a_retry = [
+        Event::Cancelled { who },
+        Event::Failed {
+            reason,
+            stderr: String::new(),
+            fault: None,
+        },
+    ];
+    for end in for_a_retry {
+        let ended = then(&before, &[end]);
+        assert!(
+            ended.spec.is_some() && ended.adjusted.is_some(),
+            "{ended:?}"
+        );
+    }
+    let ended = then(&before, &[completed()]);
+    assert!(ended.spec.is_none() && ended.adjusted.is_none());
+
+    // Nothing before this message told the submission.
+    let started = Event::Started {
+        epoch: 1,
+        computing_since: AT,
+    };
+    let all = [
+        Event::Submitted,
+        bound(1, Cause::Initial),
+        started,
+        completed(),
+    ];
+    let ended = then(&unborn(PLAIN), &all);
+    assert_eq!(ended.ordinal, 1);
+    assert!(ended.spec.is_some());
 }

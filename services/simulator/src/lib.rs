@@ -20,7 +20,6 @@ pub mod decide;
 mod demands;
 pub mod disciplines;
 pub mod draw;
-pub mod feed;
 pub mod history;
 pub mod load;
 pub mod node;

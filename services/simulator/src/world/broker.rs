@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::broken::{self, Rule};
-use crate::feed;
 use exec::Past;
 use fiec_policy::Fate;
 use fiec_schemas::{Cause, LedgerMessage};
@@ -106,40 +105,24 @@ impl<D: Decide> World<'_, D> {
         after: &ExecutionState,
         own: Option<u8>,
     ) -> Result<Option<Arc<str>>, Wrong> {
-        let readers = (0u8..).zip(&self.replicas);
-        let mut readers = readers.filter(|(p, r)| Some(*p) != own && r.policy.is_some());
-        if readers.clone().next().is_none() {
+        let mut readers = (0u8..).zip(&self.replicas);
+        if !readers.any(|(p, r)| Some(p) != own && r.policy.is_some()) {
             return Ok(None);
         }
-        let unknown = readers.any(|(_, r)| {
-            !r.policy
-                .as_ref()
-                .is_some_and(|policy| policy.policy().knows(after.execution))
-        });
-        self.text(events, after, unknown).map(Some)
+        self.text(events, after).map(Some)
     }
 
     /// A message in its text form.
-    pub(super) fn text(
-        &self,
-        events: &[Event],
-        state: &ExecutionState,
-        with_spec: bool,
-    ) -> Result<Arc<str>, Wrong> {
-        let text = if self.full_encoding {
-            let message = LedgerMessage {
-                v: 1,
-                events: events.to_vec(),
-                state: state.clone().into(),
-                sig: None,
-            };
-            message.encode().map_err(|error| error.to_string())
-        } else {
-            feed::encode(events, state, with_spec).map_err(|error| error.to_string())
+    pub(super) fn text(&self, events: &[Event], state: &ExecutionState) -> Result<Arc<str>, Wrong> {
+        let message = LedgerMessage {
+            v: 1,
+            events: events.to_vec(),
+            state: state.clone().into(),
+            sig: None,
         };
         let number = self.number_of(state.execution);
-        text.map(Arc::from)
-            .map_err(|error| (Some(number), (Rule::PossibleEvents, error)))
+        let text = message.encode().map(Arc::from);
+        text.map_err(|error| (Some(number), (Rule::PossibleEvents, error.to_string())))
     }
 
     fn feed(&mut self, seq: u64, text: Option<Arc<str>>, by: Author<'_>) {
@@ -321,12 +304,12 @@ impl<D: Decide> World<'_, D> {
     pub(super) fn last_message(&self, e: u32) -> Result<Option<(u64, Arc<str>)>, Wrong> {
         let exec = self.exec(e);
         let text = match (&exec.state, exec.phase_at_end()) {
-            (Some(state), _) => self.text(&[], state, true)?,
+            (Some(state), _) => self.text(&[], state)?,
             // Only the phase of an ended execution is kept, and no reader needs more.
             (None, Some(phase)) => {
                 let mut state = self.unborn(e);
                 state.phase = phase;
-                self.text(&[], &state, false)?
+                self.text(&[], &state)?
             }
             (None, None) => return Ok(None),
         };

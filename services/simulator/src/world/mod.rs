@@ -203,9 +203,6 @@ pub struct World<'a, D> {
     /// The longest and the shortest dwell of loaded signals, in ms.
     longest_dwell: u64,
     shortest_dwell: u64,
-    /// True if readers get the full encoding, as in production. A test shows that it makes no
-    /// difference.
-    pub full_encoding: bool,
     tally: Tally,
 }
 
@@ -270,8 +267,6 @@ impl<'a, D: Decide> World<'a, D> {
             calm_below: limits.calm_below,
             longest_dwell: limits.longest_dwell,
             shortest_dwell: limits.shortest_dwell.max(config.residency_floor_ms),
-            // The short encoding has no deaths, which the policy counts.
-            full_encoding: scenario.faults.iter().any(|f| matches!(f, Fault::Kills(_))),
             config,
             tally: Tally::default(),
         };
