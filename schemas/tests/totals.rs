@@ -181,7 +181,7 @@ fn commits_add_their_bytes_time_and_energy_and_an_end_its_last_interval() {
     assert_eq!(
         Totals {
             energy: None,
-            ..life.state.totals.clone()
+            ..life.state.totals
         },
         totals
     );
