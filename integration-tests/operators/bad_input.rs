@@ -45,9 +45,9 @@ const BAD_LINES: [(&str, &str, &[&str]); 22] = [
     ),
     (r#"{"id":"b9"}"#, "program", &["missing field"]),
     (
-        r#"{"id":"a.b","program":"synthetic@1"}"#,
+        r#"{"id":"a b","program":"synthetic@1"}"#,
         "id",
-        &["64 characters"],
+        &["128 characters"],
     ),
     (
         r#"{"id":"b11","program":"synthetic@1","viability":{"memory":{"high":-0.5,"low":0.1,"dwell_ms":1}}}"#,

@@ -17,3 +17,4 @@ mod missing_history;
 mod reading_history;
 mod sight;
 mod telemetry;
+mod workflows;

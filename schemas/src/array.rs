@@ -1,34 +1,289 @@
 //! Arrays: lines that become many submissions.
 
+use std::num::NonZeroU32;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::ids::ClientId;
 use crate::submission::{FieldError, Submission};
 
 /// Text that the index of an element replaces.
-const INDEX: &str = "{index}";
+pub(crate) const INDEX: &str = "{index}";
+/// Text that the value of an element replaces.
+pub(crate) const VALUE: &str = "{value}";
+/// Most elements of an array.
+pub const ARRAY_LIMIT: u32 = 10_000;
+
+/// Makes a line an array: the same submission for each index, or for each value of a list. In
+/// parameters, labels and `after`, the index replaces the text `{index}`, and the value `{value}`.
+/// A parameter that is exactly `"{index}"` or `"{value}"` becomes the number or the value itself.
+/// The client's id gets the suffix `-<index>`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Fields", into = "Fields")]
+pub enum Array {
+    /// The indices from 0.
+    Count(u32),
+    /// The indices `from`, `from + step`, … up to `to`, which may be the last one.
+    Range {
+        /// The first index.
+        from: u32,
+        /// The largest index that may be.
+        to: u32,
+        /// The distance of two indices.
+        step: NonZeroU32,
+    },
+    /// The values of a list. Their indices count from 0.
+    Values(Vec<Value>),
+}
+
+/// The fields of an array in JSON.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Fields {
+    /// Number of elements, with the indices from 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    count: Option<u32>,
+    /// The first index, with `to`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    from: Option<u32>,
+    /// The largest index that may be, with `from`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    to: Option<u32>,
+    /// The distance of two indices between `from` and `to`. Default: 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    step: Option<NonZeroU32>,
+    /// A value for each element. The text `{value}` becomes it. The indices count from 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    values: Option<Vec<Value>>,
+}
+
+/// The fields do not say which elements the array has.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "an array is one of {{\"count\": n}}, {{\"from\": a, \"to\": b}} with or without a \"step\", and \
+     {{\"values\": […]}}"
+)]
+struct NoForm;
+
+impl TryFrom<Fields> for Array {
+    type Error = NoForm;
+
+    fn try_from(fields: Fields) -> Result<Self, NoForm> {
+        match fields {
+            Fields {
+                count: Some(count),
+                from: None,
+                to: None,
+                step: None,
+                values: None,
+            } => Ok(Self::Count(count)),
+            Fields {
+                count: None,
+                from: Some(from),
+                to: Some(to),
+                step,
+                values: None,
+            } => Ok(Self::Range {
+                from,
+                to,
+                step: step.unwrap_or(NonZeroU32::MIN),
+            }),
+            Fields {
+                count: None,
+                from: None,
+                to: None,
+                step: None,
+                values: Some(values),
+            } => Ok(Self::Values(values)),
+            _ => Err(NoForm),
+        }
+    }
+}
+
+impl From<Array> for Fields {
+    fn from(array: Array) -> Self {
+        match array {
+            Array::Count(count) => Self {
+                count: Some(count),
+                ..Self::default()
+            },
+            Array::Range { from, to, step } => Self {
+                from: Some(from),
+                to: Some(to),
+                step: Some(step).filter(|step| step.get() > 1),
+                ..Self::default()
+            },
+            Array::Values(values) => Self {
+                values: Some(values),
+                ..Self::default()
+            },
+        }
+    }
+}
+
+impl JsonSchema for Array {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Array".into()
+    }
+    fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        Fields::json_schema(generator)
+    }
+}
+
+impl Array {
+    /// Number of elements.
+    pub fn count(&self) -> usize {
+        match self {
+            Self::Count(count) => *count as usize,
+            Self::Range { from, to, step } => match to.checked_sub(*from) {
+                Some(distance) => (distance / *step) as usize + 1,
+                None => 0,
+            },
+            Self::Values(values) => values.len(),
+        }
+    }
+
+    /// The index of the `nth` element.
+    pub fn index(&self, nth: usize) -> u64 {
+        match self {
+            Self::Count(_) | Self::Values(_) => nth as u64,
+            Self::Range { from, step, .. } => u64::from(*from) + nth as u64 * u64::from(step.get()),
+        }
+    }
+
+    /// This text for each element, if it depends on the element; else once.
+    pub fn texts(&self, text: &str) -> Vec<String> {
+        if !text.contains(INDEX) && !text.contains(VALUE) {
+            return vec![text.to_owned()];
+        }
+        let all = 0..self.count();
+        all.map(|nth| Element::of(self, nth).put_in_text(text))
+            .collect()
+    }
+
+    pub(crate) fn check(&self) -> Result<(), FieldError> {
+        if let Self::Range { from, to, .. } = self
+            && to < from
+        {
+            let rule = format!("must be at least `from`, which is {from}, but is {to}");
+            return Err(FieldError::new("array.to", rule));
+        }
+        let count = self.count();
+        if (1..=ARRAY_LIMIT as usize).contains(&count) {
+            return Ok(());
+        }
+        let (field, rule) = match self {
+            Self::Count(_) => (
+                "array.count",
+                format!("must be from 1 to {ARRAY_LIMIT}, but is {count}"),
+            ),
+            Self::Range { .. } => (
+                "array.to",
+                format!("an array has 1 to {ARRAY_LIMIT} elements, but this has {count}"),
+            ),
+            Self::Values(_) => (
+                "array.values",
+                format!("must have 1 to {ARRAY_LIMIT} values, but has {count}"),
+            ),
+        };
+        Err(FieldError::new(field, rule))
+    }
+}
+
+/// What is put into the line for one element.
+struct Element<'a> {
+    index: u64,
+    number: String,
+    /// The value, and its text.
+    value: Option<(&'a Value, String)>,
+}
+
+impl<'a> Element<'a> {
+    fn of(array: &'a Array, nth: usize) -> Self {
+        let value = match array {
+            Array::Values(values) => values.get(nth),
+            Array::Count(_) | Array::Range { .. } => None,
+        };
+        let text = |value: &Value| match value {
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        let index = array.index(nth);
+        Self {
+            index,
+            number: index.to_string(),
+            value: value.map(|value| (value, text(value))),
+        }
+    }
+
+    fn put_in_text(&self, text: &str) -> String {
+        let text = text.replace(INDEX, &self.number);
+        match &self.value {
+            Some((_, value)) => text.replace(VALUE, value),
+            None => text,
+        }
+    }
+
+    fn put_into_text(&self, text: &mut String) {
+        if text.contains(INDEX) || text.contains(VALUE) {
+            *text = self.put_in_text(text);
+        }
+    }
+
+    fn put_into(&self, value: &mut Value) {
+        match value {
+            Value::String(text) if text == INDEX => *value = Value::from(self.index),
+            Value::String(text) if text == VALUE => {
+                if let Some((own, _)) = &self.value {
+                    *value = (*own).clone();
+                }
+            }
+            Value::String(text) => self.put_into_text(text),
+            Value::Array(list) => list.iter_mut().for_each(|v| self.put_into(v)),
+            Value::Object(map) => map.values_mut().for_each(|v| self.put_into(v)),
+            Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        }
+    }
+}
 
 impl Submission {
     /// Number of submissions that the line becomes.
     pub fn count(&self) -> usize {
-        self.array.map_or(1, |array| array.count as usize)
+        self.array.as_ref().map_or(1, Array::count)
     }
 
-    /// The elements of the array in order of their indices from 0, or the submission itself. In
-    /// parameters, labels and `after`, the index replaces the text `{index}`. A parameter that is
-    /// exactly `"{index}"` becomes the number. A client's id gets the suffix `-<index>`. Elements
-    /// are made one at a time, because all together may be a thousand times as large as the line.
-    pub fn elements(self) -> Elements {
-        let array = self.array;
-        let plain = Submission {
-            array: None,
-            ..self
+    /// About the bytes of each submission that a line with an array becomes; 0 for another line.
+    pub fn element_bytes(&self) -> usize {
+        let Some(array) = &self.array else {
+            return 0;
         };
+        let plain = Self {
+            array: None,
+            ..self.clone()
+        };
+        let longest = match array {
+            Array::Values(values) => values.iter().map(|v| v.to_string().len()).max(),
+            Array::Count(_) | Array::Range { .. } => None,
+        };
+        let text = plain.to_json();
+        let uses = text
+            .windows(VALUE.len())
+            .filter(|part| *part == VALUE.as_bytes());
+        text.len() + uses.count().saturating_mul(longest.unwrap_or(0))
+    }
+
+    /// The elements of the array in the order of their indices, or the submission itself. See
+    /// [`Array`]. Elements are made one at a time, because all together may be a thousand times as
+    /// large as the line.
+    pub fn elements(mut self) -> Elements {
+        let array = self.array.take();
         Elements {
-            plain,
-            is_array: array.is_some(),
+            count: array.as_ref().map_or(1, Array::count),
+            plain: self,
+            array,
             next: 0,
-            count: array.map_or(1, |array| array.count),
         }
     }
 
@@ -40,21 +295,23 @@ impl Submission {
         self.elements().collect()
     }
 
-    fn element(&self, index: u32) -> Result<Submission, FieldError> {
+    fn element(&self, own: &Element<'_>) -> Result<Submission, FieldError> {
         let mut element = self.clone();
-        let number = index.to_string();
         if let Some(id) = &self.id {
-            let id = ClientId::new(format!("{id}-{number}")).map_err(|error| {
-                FieldError::new("id", format!("with the index {index} at its end: {error}"))
+            let id = ClientId::new(format!("{id}-{}", own.number)).map_err(|error| {
+                FieldError::new(
+                    "id",
+                    format!("with the index {} at its end: {error}", own.number),
+                )
             })?;
             element.id = Some(id);
         }
-        put_in(&mut element.params, index, &number);
+        own.put_into(&mut element.params);
         for value in element.labels.values_mut() {
-            put_in_text(value, &number);
+            own.put_into_text(value);
         }
         for dependency in &mut element.after {
-            put_in_text(&mut dependency.id, &number);
+            own.put_into_text(&mut dependency.id);
         }
         element.check()?;
         Ok(element)
@@ -65,15 +322,16 @@ impl Submission {
 #[derive(Debug)]
 pub struct Elements {
     plain: Submission,
-    is_array: bool,
-    next: u32,
-    count: u32,
+    array: Option<Array>,
+    next: usize,
+    count: usize,
 }
 
 impl Elements {
-    /// Index of the next element. `None` if the line is no array.
-    pub fn index(&self) -> Option<u32> {
-        self.is_array.then_some(self.next)
+    /// Number of the next element, from 0. `None` if the line is no array.
+    pub fn number(&self) -> Option<u32> {
+        self.array.as_ref()?;
+        u32::try_from(self.next).ok()
     }
 }
 
@@ -84,28 +342,12 @@ impl Iterator for Elements {
         if self.next >= self.count {
             return None;
         }
-        let index = self.next;
+        let nth = self.next;
         self.next += 1;
-        Some(match self.is_array {
-            true => self.plain.element(index),
-            false => Ok(self.plain.clone()),
+        Some(match &self.array {
+            Some(array) => self.plain.element(&Element::of(array, nth)),
+            None => Ok(self.plain.clone()),
         })
-    }
-}
-
-fn put_in_text(text: &mut String, number: &str) {
-    if text.contains(INDEX) {
-        *text = text.replace(INDEX, number);
-    }
-}
-
-fn put_in(value: &mut Value, index: u32, number: &str) {
-    match value {
-        Value::String(text) if text == INDEX => *value = Value::from(index),
-        Value::String(text) => put_in_text(text, number),
-        Value::Array(list) => list.iter_mut().for_each(|v| put_in(v, index, number)),
-        Value::Object(map) => map.values_mut().for_each(|v| put_in(v, index, number)),
-        Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
 }
 
@@ -144,7 +386,7 @@ mod tests {
 
     #[test]
     fn an_element_that_breaks_a_rule_is_named_by_its_field() {
-        let long = "x".repeat(63);
+        let long = "x".repeat(127);
         let line = format!(r#"{{"id":"{long}","program":"mine@1","array":{{"count":2}}}}"#);
         let error = expanded(&line).unwrap_err();
         assert_eq!(error.field, "id");
@@ -152,5 +394,104 @@ mod tests {
         // An element cannot depend on itself.
         let line = r#"{"id":"a","program":"mine@1","array":{"count":2},"after":[{"id":"a-1"}]}"#;
         assert_eq!(expanded(line).unwrap_err().field, "after[0].id");
+    }
+
+    #[test]
+    fn a_range_has_its_own_indices() {
+        let line = r#"{"id":"a","program":"mine@1","array":{"from":10,"to":35,"step":10},
+                       "params":{"x":"{index}","y":"{value}"}}"#;
+        let spec = Submission::parse(line.as_bytes()).unwrap();
+        assert_eq!(spec.count(), 3);
+        let all = spec.expand().unwrap();
+        let ids: Vec<_> = all.iter().filter_map(|one| one.id.as_ref()).collect();
+        assert_eq!(
+            ids,
+            ["a-10", "a-20", "a-30"]
+                .map(|id| id.parse().unwrap())
+                .iter()
+                .collect::<Vec<_>>()
+        );
+        assert_eq!(all[2].params, serde_json::json!({"x": 30, "y": "{value}"}));
+        let line = r#"{"program":"mine@1","array":{"from":4294967290,"to":4294967295}}"#;
+        assert_eq!(expanded(line).unwrap().len(), 6);
+    }
+
+    #[test]
+    fn each_element_of_a_list_has_its_value() {
+        let all = expanded(
+            r#"{"id":"lr","program":"mine@1","array":{"values":[0.1,"adam",{"a":[1]}]},
+                "params":{"lr":"{value}","name":"run {index}: {value}","deep":["{value}"]},
+                "labels":{"lr":"{value}"},"after":[{"id":"prep-{index}"}]}"#,
+        )
+        .unwrap();
+        let params: Vec<_> = all.iter().map(|one| one.params.clone()).collect();
+        assert_eq!(
+            params,
+            [
+                serde_json::json!({"lr": 0.1, "name": "run 0: 0.1", "deep": [0.1]}),
+                serde_json::json!({"lr": "adam", "name": "run 1: adam", "deep": ["adam"]}),
+                serde_json::json!(
+                    {"lr": {"a": [1]}, "name": "run 2: {\"a\":[1]}", "deep": [{"a": [1]}]}),
+            ]
+        );
+        assert_eq!(all[1].labels["lr"], "adam");
+        assert!(all.iter().all(|one| one.array.is_none()));
+    }
+
+    #[test]
+    fn an_array_without_a_form_or_with_two_is_refused_with_the_forms() {
+        for array in [
+            "{}",
+            r#"{"count":2,"from":1,"to":2}"#,
+            r#"{"from":1}"#,
+            r#"{"values":[1],"step":2}"#,
+        ] {
+            let line = format!(r#"{{"program":"mine@1","array":{array}}}"#);
+            let error = Submission::parse(line.as_bytes()).unwrap_err();
+            assert_eq!(error.field, "array", "{error}");
+            assert!(error.reason.contains(r#"{"values": […]}"#), "{error}");
+        }
+        for (array, field) in [
+            (r#"{"count":0}"#, "array.count"),
+            (r#"{"from":2,"to":1}"#, "array.to"),
+            (r#"{"from":0,"to":4294967295}"#, "array.to"),
+            (r#"{"from":0,"to":1,"step":0}"#, "array.step"),
+            (r#"{"values":[]}"#, "array.values"),
+            (r#"{"count":-1}"#, "array.count"),
+            (r#"{"counts":1}"#, "array.counts"),
+        ] {
+            let line = format!(r#"{{"program":"mine@1","array":{array}}}"#);
+            let error = Submission::parse(line.as_bytes()).unwrap_err();
+            assert_eq!(error.field, field, "{error}");
+        }
+    }
+
+    #[test]
+    fn an_array_is_written_as_it_was_read() {
+        for array in [
+            r#"{"count":3}"#,
+            r#"{"from":1,"to":9,"step":2}"#,
+            r#"{"from":1,"to":9}"#,
+            r#"{"values":[1,"a"]}"#,
+        ] {
+            let read: Array = serde_json::from_str(array).unwrap();
+            assert_eq!(serde_json::to_string(&read).unwrap(), array);
+        }
+    }
+
+    #[test]
+    fn a_long_list_is_not_counted_for_each_of_its_elements() {
+        let values: Vec<String> = (0..10_000).map(|n| format!("{n:020}")).collect();
+        let line = serde_json::json!({"program": "mine@1", "params": {"x": "{value}"},
+                                      "array": {"values": values}});
+        let text = line.to_string();
+        let spec = Submission::parse(text.as_bytes()).unwrap();
+        let about = spec.element_bytes();
+        let all = spec.expand().unwrap();
+        let longest = all.iter().map(|one| one.to_json().len()).max().unwrap();
+        assert!(
+            (longest..longest + 20).contains(&about),
+            "{about} for {longest}"
+        );
     }
 }

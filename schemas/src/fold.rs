@@ -501,7 +501,6 @@ impl ExecutionState {
     ///
     /// # Errors
     /// If there is no binding.
-    /// When there is no binding.
     pub fn healed(
         &self,
         last: Option<&Link>,

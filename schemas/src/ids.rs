@@ -24,6 +24,17 @@ pub enum IdError {
         /// The offending text, cut to a readable length.
         text: String,
     },
+    /// The text does not match `[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}`.
+    #[error(
+        "{kind} {text:?} must be 1 to 128 characters of A-Z, a-z, 0-9, '_', '-' and '.', the first \
+         of them no dot"
+    )]
+    OwnName {
+        /// Kind of the name.
+        kind: &'static str,
+        /// The offending text, cut to a readable length.
+        text: String,
+    },
     /// The text is not a UUID.
     #[error("{kind} {text:?} is not a UUID")]
     Uuid {
@@ -56,6 +67,16 @@ pub fn is_name(text: &str) -> bool {
         && text
             .bytes()
             .all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
+}
+
+/// True for `[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}`: a client's own name, which is never a part of a
+/// subject.
+pub fn is_own_name(text: &str) -> bool {
+    (1..=128).contains(&text.len())
+        && !text.starts_with('.')
+        && text
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"_-.".contains(&b))
 }
 
 /// Checks the name of an emitted message. It is the last part of a subject.
@@ -100,22 +121,22 @@ impl<T: FromStr<Err = IdError>> de::Visitor<'_> for Parsed<T> {
 }
 
 macro_rules! name_type {
-    ($(#[$doc:meta])* $name:ident, $kind:literal) => {
+    ($(#[$doc:meta])* $name:ident, $kind:literal, $is:path, $error:ident, $pattern:literal) => {
         $(#[$doc])*
         #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(std::sync::Arc<str>);
 
         impl $name {
-            /// Checks the text against `[A-Za-z0-9_-]{1,64}`.
+            #[doc = concat!("Checks the text against `", $pattern, "`.")]
             ///
             /// # Errors
-            /// [`IdError::Name`] when the text is anything else.
+            #[doc = concat!("[`IdError::", stringify!($error), "`] when the text is anything else.")]
             pub fn new(text: impl AsRef<str>) -> Result<Self, IdError> {
                 let text = text.as_ref();
-                if is_name(text) {
+                if $is(text) {
                     Ok(Self(text.into()))
                 } else {
-                    Err(IdError::Name { kind: $kind, text: shorten(text) })
+                    Err(IdError::$error { kind: $kind, text: shorten(text) })
                 }
             }
 
@@ -167,27 +188,35 @@ macro_rules! name_type {
                 stringify!($name).into()
             }
             fn json_schema(_: &mut SchemaGenerator) -> Schema {
-                json_schema!({ "type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$" })
+                json_schema!({ "type": "string", "pattern": concat!("^", $pattern, "$") })
             }
         }
+    };
+    ($(#[$doc:meta])* $name:ident, $kind:literal, subject) => {
+        name_type!($(#[$doc])* $name, $kind, is_name, Name, "[A-Za-z0-9_-]{1,64}");
+    };
+    ($(#[$doc:meta])* $name:ident, $kind:literal, own) => {
+        name_type!(
+            $(#[$doc])* $name, $kind, is_own_name, OwnName, "[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}"
+        );
     };
 }
 
 name_type!(
     /// The owner of an execution; a part of its ledger's subject.
-    Tenant, "tenant"
+    Tenant, "tenant", subject
 );
 name_type!(
     /// A worker agent's name; unique in a cluster, held by one instance at a time.
-    NodeId, "node"
+    NodeId, "node", subject
 );
 name_type!(
     /// An id that a client gave its submission.
-    ClientId, "id"
+    ClientId, "id", own
 );
 name_type!(
     /// A client's name of a batch.
-    BatchName, "batch"
+    BatchName, "batch", own
 );
 
 impl NodeId {
@@ -418,7 +447,28 @@ mod tests {
         let error = Tenant::new("a.b").unwrap_err().to_string();
         assert!(error.contains("dot would split"), "{error}");
         assert!(NodeId::new("").is_err());
-        assert!(ClientId::new("x".repeat(65)).is_err());
+        assert!(NodeId::new("x".repeat(65)).is_err());
+    }
+
+    #[test]
+    fn a_clients_own_name_may_be_longer_and_have_dots() {
+        assert!(ClientId::new("mProject_2mass-atlas-990322h.0110057_ID0000004").is_ok());
+        assert!(BatchName::new("montage-2mass-0.5d").is_ok());
+        assert!(ClientId::new("x".repeat(128)).is_ok());
+        for wrong in [
+            "",
+            ".",
+            "..",
+            ".a",
+            "a b",
+            "a*",
+            "a/b",
+            "a\n",
+            &"x".repeat(129),
+        ] {
+            let error = ClientId::new(wrong).unwrap_err().to_string();
+            assert!(error.contains("1 to 128 characters"), "{error}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::str::FromStr as _;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::array::{Array, INDEX, VALUE};
 use crate::hardware::Thresholds;
 use crate::ids::{BatchName, ClientId, ExecutionId, NodeId, Tenant, Timestamp};
 use crate::limits::NODES_LIMIT;
@@ -15,11 +16,9 @@ use crate::submission::{FieldError, Submission};
 /// The highest priority; the lowest is its negative.
 pub const PRIORITY_LIMIT: i16 = 100;
 /// Most executions that one submission may depend on.
-pub const AFTER_LIMIT: usize = 256;
+pub const AFTER_LIMIT: usize = 10_000;
 /// Most members of a gang.
 pub const GANG_LIMIT: u32 = 1_024;
-/// Most elements of an array.
-pub const ARRAY_LIMIT: u32 = 10_000;
 
 /// Deadline of an execution: either `within_s` or `at`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -128,16 +127,6 @@ pub struct Gang {
     pub name: BatchName,
     /// Number of members.
     pub size: u32,
-}
-
-/// Makes a line an array: the same submission for each index from 0. In its parameters, labels and
-/// `after`, the index replaces the text `{index}`. A parameter that is exactly `"{index}"` becomes
-/// the number. The client's id gets the suffix `-<index>`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Array {
-    /// Number of elements.
-    pub count: u32,
 }
 
 /// What happens to a running execution if its place is not viable and no other place is.
@@ -409,14 +398,18 @@ pub(crate) fn check(spec: &Submission) -> Result<(), FieldError> {
         return Err(FieldError::new("expected_s", "must be at least 1"));
     }
     if spec.after.len() > AFTER_LIMIT {
-        let rule = format!("at most {AFTER_LIMIT} are allowed");
+        let rule = format!(
+            "at most {AFTER_LIMIT} are allowed, but these are {}: let it wait for some that wait \
+             for the others",
+            spec.after.len()
+        );
         return Err(FieldError::new("after", rule));
     }
     for (n, dependency) in spec.after.iter().enumerate() {
         let array = spec.array.is_some();
         let name = &dependency.id;
         let plain = if array {
-            name.replace("{index}", "0")
+            name.replace(INDEX, "0").replace(VALUE, "0")
         } else {
             name.clone()
         };
@@ -442,13 +435,7 @@ pub(crate) fn check(spec: &Submission) -> Result<(), FieldError> {
         let rule = format!("must be from 2 to {GANG_LIMIT}, but is {}", gang.size);
         return Err(FieldError::new("gang.size", rule));
     }
-    if let Some(array) = spec.array
-        && !(1..=ARRAY_LIMIT).contains(&array.count)
-    {
-        let rule = format!("must be from 1 to {ARRAY_LIMIT}, but is {}", array.count);
-        return Err(FieldError::new("array.count", rule));
-    }
-    Ok(())
+    spec.array.as_ref().map_or(Ok(()), Array::check)
 }
 
 #[cfg(test)]
@@ -465,7 +452,7 @@ mod tests {
             (r#""priority":101"#, "priority", "-100 to 100"),
             (r#""deadline":{}"#, "deadline", "one of"),
             (r#""deadline":{"within_s":0}"#, "deadline.within_s", "1"),
-            (r#""after":[{"id":"a.b"}]"#, "after[0].id", "neither"),
+            (r#""after":[{"id":"a b"}]"#, "after[0].id", "neither"),
             (r#""id":"a","after":[{"id":"a"}]"#, "after[0].id", "itself"),
             (r#""at_once":3"#, "at_once", "batch"),
             (r#""gang":{"name":"g","size":1}"#, "gang.size", "2 to 1024"),

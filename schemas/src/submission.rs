@@ -9,11 +9,12 @@ use serde::de::IntoDeserializer as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
+use crate::array::Array;
 use crate::hardware::{Signal, Threshold, Thresholds};
 use crate::ids::{BatchName, ClientId, Digest};
 use crate::plain;
 use crate::programs;
-use crate::scheduling::{self, Array, Deadline, Dependency, Gang, Reallocation, WhenUnviable};
+use crate::scheduling::{self, Deadline, Dependency, Gang, Reallocation, WhenUnviable};
 use crate::spread::{self, Spread};
 use crate::strict::Strict;
 use crate::trust::Verify;
@@ -469,9 +470,9 @@ mod tests {
             (r#"{"program":"nope"}"#, "program", "no name@version"),
             (r#"{"program":"synthetic@1","retries":-1}"#, "retries", "-1"),
             (
-                r#"{"program":"synthetic@1","id":"a.b"}"#,
+                r#"{"program":"synthetic@1","id":"a b"}"#,
                 "id",
-                "64 characters",
+                "128 characters",
             ),
             (
                 r#"{"program":"synthetic@1","commit":{"every":0}}"#,

@@ -317,7 +317,7 @@ fn the_submission_schema_and_the_parser_agree() {
         (r#"{"program":"synthetic@1","colour":1}"#, false),
         (r#"{"program":7}"#, false),
         (r#"{"program":"synthetic@1","commit":"sometimes"}"#, false),
-        (r#"{"program":"synthetic@1","id":"a.b"}"#, false),
+        (r#"{"program":"synthetic@1","id":"a b"}"#, false),
         (r#"{}"#, false),
     ] {
         let value: Value = serde_json::from_str(line).unwrap();

@@ -4,8 +4,10 @@
 
 use std::sync::Arc;
 
+use fiec_schemas::chain::Link;
 use fiec_schemas::energy::Energy;
-use fiec_schemas::event::Totals;
+use fiec_schemas::event::{StatePlace, Totals};
+use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::{
     BoundaryEvent, Cause, Digest, Event, Evidence, ExecutionId, ExecutionState, Fault, InstanceId,
     NodeId, Phase, Signal, Submission, Tenant, Threshold, Timestamp,
@@ -300,4 +302,74 @@ fn a_node_that_it_left_for_pressure_is_remembered_once_with_the_last_time() {
         who: "ops".to_owned(),
     });
     assert!(life.state.left.is_empty() && matches!(life.state.phase, Phase::Cancelled));
+}
+
+/// An execution whose binding is in message 3 and whose σ is in message 7.
+fn stored() -> Life {
+    let mut life = Life::of(PLAIN);
+    life.bound("n1", Cause::Initial);
+    life.state.resolve(3);
+    life.started().boundary(1, None);
+    life.state.resolve(7);
+    life
+}
+
+fn seqs(state: &ExecutionState) -> (Option<u64>, Option<u64>) {
+    let binding = state.phase.binding().map(|binding| binding.seq);
+    (binding, state.boundary.as_ref().and_then(|place| place.seq))
+}
+
+#[test]
+fn a_message_that_carries_the_state_again_is_its_new_place() {
+    let mut life = stored();
+    let made = life.state.boundary.as_ref().unwrap().ordinal;
+    life.then(Event::Adjusted {
+        who: "ops".to_owned(),
+        change: Adjustment::default(),
+    });
+    assert_eq!(life.state.boundary.as_ref().unwrap().ordinal, made);
+    life.state.carry_state_again();
+    assert_eq!(seqs(&life.state), (Some(3), Some(0)));
+    assert_eq!(life.state.boundary.unwrap().ordinal, life.state.ordinal);
+    assert!(life.state.ordinal > made);
+}
+
+#[test]
+fn a_healed_message_replaces_what_was_lost_with_the_messages_after_the_last() {
+    let life = stored();
+    let after = |seq| {
+        let digest = Digest::of(b"last");
+        let last = Link {
+            seq,
+            digest,
+            prev: None,
+            ordinal: 2,
+        };
+        let healed = life.state.healed(Some(&last), digest, "test", at(99));
+        seqs(&healed.unwrap().1)
+    };
+    assert_eq!(after(7), (Some(3), Some(7)));
+    assert_eq!(after(6), (Some(3), Some(0)));
+    assert_eq!(after(3), (Some(3), Some(0)));
+    assert_eq!(after(2), (Some(0), Some(0)));
+}
+
+#[test]
+fn a_step_back_goes_to_a_state_that_is_stored_or_comes_with_the_message() {
+    let life = stored();
+    let place = life.state.boundary.unwrap();
+    for (seq, is_own) in [(Some(7), false), (Some(0), true), (None, false)] {
+        let mut life = stored();
+        let to = StatePlace {
+            seq,
+            ..place.clone()
+        };
+        life.then(Event::SteppedBack {
+            to: Some(to),
+            cause: Cause::Balance,
+        });
+        let now = life.state.boundary.unwrap().ordinal;
+        assert_eq!(now == life.state.ordinal, is_own, "{seq:?}");
+        assert_eq!(now == place.ordinal, !is_own, "{seq:?}");
+    }
 }

@@ -476,7 +476,7 @@ impl Cursor {
             return Some(self.give_up(delivered));
         }
         if let Some(elements) = &mut self.elements {
-            let index = elements.index();
+            let index = elements.number();
             match elements.next() {
                 Some(Ok(spec)) => return Some(self.element(spec, index)),
                 // Does not happen: the check of the whole message has read this array.

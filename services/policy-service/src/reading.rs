@@ -64,7 +64,7 @@ struct Total {
 
 impl Total {
     /// Adds a line. Fails if a limit of the message is exceeded.
-    fn add(&mut self, spec: &Submission, text: &[u8]) -> Result<(), FieldError> {
+    fn add(&mut self, spec: &Submission) -> Result<(), FieldError> {
         let count = spec.count();
         self.executions += count;
         self.after = self
@@ -73,7 +73,8 @@ impl Total {
         if spec.array.is_none() {
             return Ok(());
         }
-        let bytes = count.saturating_mul(text.len());
+        let element = spec.element_bytes();
+        let bytes = count.saturating_mul(element);
         self.bytes = self.bytes.saturating_add(bytes);
         let rule = if self.executions > LINES_LIMIT {
             format!(
@@ -85,7 +86,7 @@ impl Total {
                  of {} bytes are {} MiB: store what they share with `fiec data push` and name it \
                  in params, or send fewer elements in each message",
                 EXPANSION_LIMIT >> 20,
-                text.len(),
+                element,
                 bytes >> 20
             )
         } else if self.after > AFTER_TOTAL_LIMIT {
@@ -115,7 +116,7 @@ fn read(body: &[u8]) -> (Vec<Vetted>, Verdict) {
 
 fn read_line(line: u32, text: &[u8], total: &mut Total) -> Result<Vetted, FieldError> {
     let spec = Submission::parse(text)?;
-    total.add(&spec, text)?;
+    total.add(&spec)?;
     let (program, batch) = (spec.program.clone(), spec.batch.clone());
     let array = spec.array.is_some();
     let outline = |element: Submission| Outline {

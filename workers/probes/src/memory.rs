@@ -63,7 +63,6 @@ impl MemoryLimit {
     ///
     /// # Errors
     /// The host's memory cannot be read.
-    /// The host's memory cannot be read.
     pub fn bytes(&self) -> io::Result<u64> {
         let (version, dir) = match self {
             Self::Declared { bytes, .. } => return Ok(*bytes),

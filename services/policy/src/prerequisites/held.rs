@@ -1,5 +1,7 @@
 //! What one execution waits for.
 
+use std::collections::BTreeMap;
+
 use fiec_schemas::ExecutionId;
 use fiec_schemas::scheduling::AfterOutcome;
 
@@ -10,6 +12,8 @@ use crate::fate::{Fate, Seen};
 pub struct Awaited {
     /// Its id.
     pub id: ExecutionId,
+    /// Its place in the submission.
+    pub nth: usize,
     /// Its name in the submission.
     pub name: String,
     /// The required outcome.
@@ -29,7 +33,7 @@ pub struct InVain {
 #[derive(Debug, Clone, Default)]
 pub struct Held {
     /// Dependencies that have not ended yet.
-    pub after: Vec<Awaited>,
+    pub after: BTreeMap<ExecutionId, Awaited>,
     /// The dependency because of which it can no longer run.
     pub fails: Option<InVain>,
 }
@@ -38,13 +42,15 @@ impl Held {
     /// Handles what was seen of a dependency. `old`: its ledger would exist by now. Returns true if
     /// something changed.
     pub fn learn(&mut self, id: ExecutionId, seen: Seen, old: bool) -> bool {
-        let Some(at) = self.after.iter().position(|a| a.id == id) else {
+        let Some(awaited) = self.after.get(&id) else {
             return false;
         };
-        let (name, on) = (&self.after[at].name, self.after[at].on);
-        let awaited = self.after[at].clone();
-        let in_vain = |words| InVain { awaited, words };
-        match (seen, on) {
+        let name = &awaited.name;
+        let in_vain = |words| InVain {
+            awaited: awaited.clone(),
+            words,
+        };
+        match (seen, awaited.on) {
             (Seen::Ended(Fate::Completed), _) | (Seen::Ended(_), AfterOutcome::Any) => {}
             (Seen::Ended(fate), AfterOutcome::Ok) => {
                 let words = format!("it waits for {name}, which {}", fate.in_words());
@@ -60,8 +66,16 @@ impl Held {
             }
             (Seen::Lives | Seen::Vanished, _) => return false,
         }
-        self.after.retain(|a| a.id != id);
+        self.after.remove(&id);
         true
+    }
+
+    /// The first `most` dependencies of the submission that have not ended yet.
+    pub fn first(&self, most: usize) -> Vec<&Awaited> {
+        let mut all: Vec<&Awaited> = self.after.values().collect();
+        all.sort_unstable_by_key(|awaited| awaited.nth);
+        all.truncate(most);
+        all
     }
 }
 
@@ -76,16 +90,20 @@ mod tests {
 
     /// It waits for 1 to complete, and for 2 to end.
     fn held() -> Held {
-        let awaited = |n, name: &str, on| Awaited {
-            id: id(n),
-            name: name.to_owned(),
-            on,
+        let awaited = |n, nth, name: &str, on| {
+            let awaited = Awaited {
+                id: id(n),
+                nth,
+                name: name.to_owned(),
+                on,
+            };
+            (id(n), awaited)
         };
         Held {
-            after: vec![
-                awaited(1, "one", AfterOutcome::Ok),
-                awaited(2, "two", AfterOutcome::Any),
-            ],
+            after: BTreeMap::from([
+                awaited(1, 1, "one", AfterOutcome::Ok),
+                awaited(2, 0, "two", AfterOutcome::Any),
+            ]),
             fails: None,
         }
     }
@@ -118,6 +136,18 @@ mod tests {
             assert!(fails.words.starts_with(words), "{}", fails.words);
             assert_eq!((fails.awaited.id, held.after.len()), (id(1), 1));
         }
+    }
+
+    #[test]
+    fn words_name_them_in_the_order_of_the_submission() {
+        let held = held();
+        let first = |most| {
+            held.first(most)
+                .iter()
+                .map(|a| &*a.name)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!((first(1), first(5)), (vec!["two"], vec!["two", "one"]));
     }
 
     #[test]

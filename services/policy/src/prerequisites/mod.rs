@@ -61,22 +61,21 @@ impl Prerequisites {
         after: &[Dependency],
     ) {
         let mut held = Held::default();
-        for dependency in after {
+        for (nth, dependency) in after.iter().enumerate() {
             // A dependency without an execution was refused on submission.
-            if let Some(other) = dependency.execution(tenant)
-                && !held.after.iter().any(|a| a.id == other)
-            {
-                held.after.push(Awaited {
+            if let Some(other) = dependency.execution(tenant) {
+                held.after.entry(other).or_insert_with(|| Awaited {
                     id: other,
+                    nth,
                     name: dependency.id.clone(),
                     on: dependency.on,
                 });
             }
         }
-        for awaited in &held.after {
-            self.waiters.entry(awaited.id).or_default().insert(id);
-            if !life.knows(awaited.id) {
-                self.look_at.entry(awaited.id).or_default();
+        for awaited in held.after.keys() {
+            self.waiters.entry(*awaited).or_default().insert(id);
+            if !life.knows(*awaited) {
+                self.look_at.entry(*awaited).or_default();
             }
         }
         if !held.after.is_empty() {
@@ -155,7 +154,7 @@ impl Prerequisites {
                 continue;
             };
             if let Some(in_vain) = held.fails.take_if(|vain| vain.awaited.id == id) {
-                held.after.push(in_vain.awaited);
+                held.after.insert(id, in_vain.awaited);
                 self.failing.remove(&waiter);
                 self.waiters.entry(id).or_default().insert(waiter);
             }
@@ -165,12 +164,12 @@ impl Prerequisites {
     /// Forgets an execution that no longer lives.
     pub fn forget(&mut self, id: ExecutionId) {
         if let Some(held) = self.held.remove(&id) {
-            for awaited in &held.after {
-                if let Some(waiters) = self.waiters.get_mut(&awaited.id) {
+            for awaited in held.after.keys() {
+                if let Some(waiters) = self.waiters.get_mut(awaited) {
                     waiters.remove(&id);
                     if waiters.is_empty() {
-                        self.waiters.remove(&awaited.id);
-                        self.look_at.remove(&awaited.id);
+                        self.waiters.remove(awaited);
+                        self.look_at.remove(awaited);
                     }
                 }
             }
@@ -290,7 +289,7 @@ fn awaited_in_words(life: &Lifecycle, held: &Held) -> String {
         Some(Stage::Held) => "held after a failure",
         Some(Stage::Verifying) => "verifying",
     };
-    let named = held.after.iter().take(NAMED).map(|awaited| {
+    let named = held.first(NAMED).into_iter().map(|awaited| {
         let how = match awaited.on {
             AfterOutcome::Ok => "complete",
             AfterOutcome::Any => "end",

@@ -9,7 +9,10 @@ use crate::scenario::Workload;
 use exec::{Held, Waits};
 use fiec_policy::Fate;
 use fiec_schemas::BatchName;
-use fiec_schemas::scheduling::{AFTER_LIMIT, AfterOutcome, Dependency, Gang as GangSpec, OnMiss};
+use fiec_schemas::scheduling::{AfterOutcome, Dependency, Gang as GangSpec, OnMiss};
+
+/// Most executions that one waits for. More need more time and show nothing else.
+const AWAITED: usize = 256;
 
 /// A gang.
 #[derive(Debug, Default)]
@@ -227,11 +230,11 @@ impl<D: Decide> World<'_, D> {
                 false => usize::try_from(number).ok().and_then(|n| come.get(n)),
             };
             match all {
-                true => found.extend(come.iter().rev().take(AFTER_LIMIT).map(|e| (*e, *on))),
+                true => found.extend(come.iter().rev().take(AWAITED).map(|e| (*e, *on))),
                 false => found.extend(one.map(|e| (*e, *on))),
             }
         }
-        found.truncate(AFTER_LIMIT);
+        found.truncate(AWAITED);
         found
     }
 

@@ -275,7 +275,6 @@ pub trait Devices: Send + Sync {
     ///
     /// # Errors
     /// As [`Devices::open`].
-    /// As [`Devices::open`].
     fn heat(&self, _uuid: &str) -> Result<(), DeviceError> {
         Ok(())
     }

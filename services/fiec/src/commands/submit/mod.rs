@@ -1,5 +1,7 @@
 //! `fiec submit FILE [--wait]`: submits a file of JSON lines and reports on every line.
 
+mod requests;
+
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
@@ -7,7 +9,7 @@ use anyhow::Context as _;
 use bytes::Bytes;
 use clap::Args;
 use fiec_broker::Broker;
-use fiec_schemas::submission::{EXPANSION_LIMIT, LINE_LIMIT, LINES_LIMIT, lines};
+use fiec_schemas::submission::lines;
 use fiec_schemas::{ClientId, ExecutionId, LineError, PhaseKind};
 use serde_json::{Value, json};
 
@@ -15,11 +17,7 @@ use super::wait::Waiting;
 use crate::client;
 use crate::context::{Global, TenantArg};
 use crate::exit::Outcome;
-
-/// Most bytes in one request. The broker's own limit is 1 MiB.
-const REQUEST_BYTES: usize = 640 * 1024;
-/// Most lines in one request.
-const REQUEST_LINES: usize = 2_000;
+use requests::{Numbered, Requests};
 
 /// Submit a file of JSON lines, one submission a line ("-" is standard input)
 #[derive(Debug, Args)]
@@ -182,7 +180,7 @@ fn read(file: &Path) -> anyhow::Result<Vec<u8>> {
 }
 
 /// Splits the text into lines. A file with one object over several lines is one submission.
-fn as_lines(text: &[u8]) -> Vec<(u32, Vec<u8>)> {
+fn as_lines(text: &[u8]) -> Vec<Numbered> {
     let single: Result<serde_json::Map<String, serde_json::Value>, _> =
         serde_json::from_slice(text);
     if let Ok(object) = single
@@ -199,114 +197,50 @@ fn as_lines(text: &[u8]) -> Vec<(u32, Vec<u8>)> {
 type Submitted = Result<(Vec<Taken>, Vec<LineError>), String>;
 
 async fn submit_all(broker: &Broker, args: &SubmitArgs, text: &[u8]) -> anyhow::Result<Submitted> {
-    let tenant = &args.tenant.tenant;
-    let atomic = args.all_or_nothing;
-    let mut taken = Vec::new();
-    let mut errors = Vec::new();
-    let mut request: Vec<u8> = Vec::new();
-    let mut numbers: Vec<u32> = Vec::new();
-    let all = as_lines(text);
-    // An atomic file goes in one request, and so do lines that depend on lines of the same file.
-    let ordered = all.iter().any(|(_, line)| names_order(line));
-    let most = if atomic || ordered {
-        LINES_LIMIT
-    } else {
-        REQUEST_LINES
+    let (tenant, atomic) = (&args.tenant.tenant, args.all_or_nothing);
+    let mut requests = match Requests::new(as_lines(text), atomic) {
+        Ok(requests) => requests,
+        Err(reason) => return Ok(Err(reason)),
     };
-    let bytes: usize = all.iter().map(|(_, line)| line.len() + 1).sum();
-    if (atomic || ordered) && (all.len() > most || bytes > REQUEST_BYTES) {
-        return Ok(Err(format!(
-            "it has {} lines and {bytes} bytes; what is taken as a whole, or has lines that wait \
-             for others, may have {most} lines and {REQUEST_BYTES} bytes: use arrays, or cut it \
-             where nothing waits for what comes later",
-            all.len()
-        )));
-    }
-    let (mut made, mut written_out) = (0, 0);
-    let mut rest = all.iter().peekable();
-    while let Some((number, line)) = rest.next() {
-        if line.len() > LINE_LIMIT {
-            errors.push(LineError {
-                line: *number,
-                field: String::new(),
-                reason: format!(
-                    "the line has {} bytes; at most {LINE_LIMIT} are allowed: put bulk data into \
-                     a file that the program reads",
-                    line.len()
-                ),
-            });
-        } else {
-            request.extend_from_slice(line);
-            request.push(b'\n');
-            numbers.push(*number);
-            made += count_of(line);
-            written_out += written_out_of(line);
+    let (mut taken, mut errors) = (Vec::new(), Vec::new());
+    while let Some((text, numbers, in_vain)) = requests.next() {
+        errors.extend(in_vain);
+        if numbers.is_empty() {
+            continue;
         }
-        let full = numbers.len() >= most
-            || rest.peek().is_none_or(|(_, next)| {
-                request.len() + next.len() > REQUEST_BYTES
-                    || made + count_of(next) > LINES_LIMIT
-                    || written_out + written_out_of(next) > EXPANSION_LIMIT
-            });
-        if full && !numbers.is_empty() {
-            let body = Bytes::from(std::mem::take(&mut request));
-            let reply = client::submit(broker, tenant, body, atomic).await?;
-            if let Some(error) = reply.error {
-                anyhow::bail!("the submission was refused: {error}");
-            }
-            if let Some(note) = &reply.note {
-                eprintln!("note: {note}");
-            }
-            let place = |line: u32| {
-                let index = usize::try_from(line).unwrap_or(0).wrapping_sub(1);
-                numbers.get(index).copied().unwrap_or(line)
+        let reply = client::submit(broker, tenant, Bytes::from(text), atomic).await?;
+        if let Some(error) = reply.error {
+            anyhow::bail!("the submission was refused: {error}");
+        }
+        if let Some(note) = &reply.note {
+            eprintln!("note: {note}");
+        }
+        let place = |line: u32| {
+            let index = usize::try_from(line).unwrap_or(0).wrapping_sub(1);
+            numbers.get(index).copied().unwrap_or(line)
+        };
+        for accepted in reply.accepted {
+            let ids = match accepted.elements {
+                ids if ids.is_empty() => vec![accepted.id],
+                ids => ids,
             };
-            for accepted in reply.accepted {
-                let ids = match accepted.elements {
-                    ids if ids.is_empty() => vec![accepted.id],
-                    ids => ids,
-                };
-                taken.extend(ids.into_iter().map(|id| Taken {
-                    line: place(accepted.line),
-                    id,
-                    client_id: accepted.client_id.clone(),
-                    existing: accepted.existing,
-                    phase: accepted.phase,
-                }));
-            }
-            errors.extend(reply.errors.into_iter().map(|e| LineError {
-                line: place(e.line),
-                ..e
+            taken.extend(ids.into_iter().map(|id| Taken {
+                line: place(accepted.line),
+                id,
+                client_id: accepted.client_id.clone(),
+                existing: accepted.existing,
+                phase: accepted.phase,
             }));
-            numbers.clear();
-            (made, written_out) = (0, 0);
+        }
+        for error in reply.errors {
+            let line = place(error.line);
+            requests.refuse(line);
+            errors.push(LineError { line, ..error });
         }
     }
+    taken.sort_by_key(|taken| taken.line);
     errors.sort_by_key(|e| e.line);
     Ok(Ok((taken, errors)))
-}
-
-/// Number of executions that a line becomes.
-fn count_of(line: &[u8]) -> usize {
-    if !line.windows(7).any(|part| part == b"\"array\"") {
-        return 1;
-    }
-    let line: Option<serde_json::Value> = serde_json::from_slice(line).ok();
-    let count = line.and_then(|line| line["array"]["count"].as_u64());
-    usize::try_from(count.unwrap_or(1)).unwrap_or(1)
-}
-
-/// Bytes of a line's array when it is expanded.
-fn written_out_of(line: &[u8]) -> usize {
-    match count_of(line) {
-        1 => 0,
-        count => count.saturating_mul(line.len()),
-    }
-}
-
-/// True for a line with dependencies.
-fn names_order(line: &[u8]) -> bool {
-    line.windows(7).any(|part| part == b"\"after\"")
 }
 
 #[cfg(test)]
