@@ -492,3 +492,14 @@ fn why_names_the_obstacle_and_the_remedy() {
     );
     assert!(!why.would_help.is_empty());
 }
+
+#[test]
+fn what_no_ledger_message_contains_is_pending_until_it_has_been_fetched() {
+    let mut w = World::new(2);
+    w.foreign_large(1);
+    let summary = w.why(1).summary;
+    assert!(summary.contains("is being fetched"), "{summary}");
+    w.foreign_pending(2);
+    let summary = w.why(2).summary;
+    assert!(!summary.contains("is being fetched"), "{summary}");
+}

@@ -32,4 +32,6 @@ fn only_nodes_that_would_take_work_are_offered_with_the_slots_that_nobody_holds(
     // A node under pressure is not offered.
     w.pressure(2, 0.97, 20_000);
     assert_eq!(names(&offered(&w)), ["n1"]);
+    w.drain(1);
+    assert!(offered(&w).is_empty(), "{:?}", offered(&w));
 }

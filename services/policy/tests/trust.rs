@@ -122,6 +122,18 @@ fn what_agrees_is_completed_and_by_whom_is_said() {
 }
 
 #[test]
+fn nothing_stays_of_a_verification_whose_execution_was_cancelled() {
+    let mut w = guarded(3);
+    w.commit(1, 1, "a");
+    w.pass(2_000);
+    assert!(!w.questions().is_empty() && w.remembers(1));
+    let cancelled = Event::Cancelled { who: "ops".into() };
+    w.append(World::id(1), vec![cancelled], "ops", true);
+    w.pass(600_000);
+    assert!(!w.remembers(1));
+}
+
+#[test]
 fn another_policy_service_goes_on_where_the_verification_was_and_counts_what_was_done() {
     let mut w = guarded(2);
     w.commit(1, 3, "three");

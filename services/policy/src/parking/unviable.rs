@@ -298,4 +298,15 @@ mod tests {
         let found = weigh(WhenUnviable::Cheapest, None, None, 0);
         assert_eq!(found.answer, Answer::Suspend);
     }
+
+    #[test]
+    fn the_lost_share_is_that_of_the_stall_and_grows_with_heat_beyond_the_limit() {
+        let lost = |signal, value| (pressure(signal, value).lost() * 1_000.0).round();
+        assert_eq!(lost(Signal::Contention, 0.3), 300.0);
+        assert_eq!(lost(Signal::Thermal, 0.9), 0.0);
+        assert_eq!(lost(Signal::Thermal, 0.95), 250.0);
+        assert_eq!(lost(Signal::Power, 1.0), 500.0);
+        assert_eq!(lost(Signal::Memory, 0.97), 0.0);
+        assert_eq!(lost(Signal::Memory, EXHAUSTED), 1_000.0);
+    }
 }

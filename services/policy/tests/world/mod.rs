@@ -18,6 +18,7 @@ use std::sync::Arc;
 use fiec_policy::{Action, Config, Good, Input, LedgerView, Millis, NewExecution, Now, Policy};
 use fiec_schemas::envelope::EnvelopeNow;
 use fiec_schemas::hardware::{ArrivingState, Substrate, default_thresholds};
+use fiec_schemas::limits::INLINE_SUBMISSION_LIMIT;
 use fiec_schemas::messages::{ControlRequest, Why};
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::substrate::SubstrateKind;
@@ -338,6 +339,14 @@ impl World {
         self.append(Self::id(n), vec![Event::Submitted], "policy/other", true);
     }
 
+    /// As [`World::foreign_pending`], with a submission that no ledger message contains.
+    pub fn foreign_large(&mut self, n: u64) {
+        let mut large = spec();
+        large.params = serde_json::json!({ "x": "x".repeat(INLINE_SUBMISSION_LIMIT) });
+        self.specs.insert(Self::id(n), large);
+        self.foreign_pending(n);
+    }
+
     pub fn author(&self, n: u64) -> String {
         let b = self.ledgers[&Self::id(n)]
             .state
@@ -558,6 +567,11 @@ impl World {
     pub fn foresee(&mut self, n: u64, change: &Adjustment) -> Result<String, String> {
         let at = self.at();
         self.policy.unrecorded().foresee(at, Self::id(n), change)
+    }
+
+    /// True if the policy's state names the execution anywhere.
+    pub fn remembers(&self, n: u64) -> bool {
+        format!("{:?}", self.policy.policy()).contains(&Self::id(n).to_string())
     }
 
     pub fn why(&self, n: u64) -> Why {
