@@ -1,5 +1,6 @@
 //! Arrays: lines that become many submissions.
 
+use std::io;
 use std::num::NonZeroU32;
 
 use schemars::JsonSchema;
@@ -254,26 +255,6 @@ impl Submission {
         self.array.as_ref().map_or(1, Array::count)
     }
 
-    /// About the bytes of each submission that a line with an array becomes; 0 for another line.
-    pub fn element_bytes(&self) -> usize {
-        let Some(array) = &self.array else {
-            return 0;
-        };
-        let plain = Self {
-            array: None,
-            ..self.clone()
-        };
-        let longest = match array {
-            Array::Values(values) => values.iter().map(|v| v.to_string().len()).max(),
-            Array::Count(_) | Array::Range { .. } => None,
-        };
-        let text = plain.to_json();
-        let uses = text
-            .windows(VALUE.len())
-            .filter(|part| *part == VALUE.as_bytes());
-        text.len() + uses.count().saturating_mul(longest.unwrap_or(0))
-    }
-
     /// The elements of the array in the order of their indices, or the submission itself. See
     /// [`Array`]. Elements are made one at a time, because all together may be a thousand times as
     /// large as the line.
@@ -328,6 +309,41 @@ pub struct Elements {
 }
 
 impl Elements {
+    /// Number of all elements.
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// True if there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// True for the elements of an array.
+    pub fn is_array(&self) -> bool {
+        self.array.is_some()
+    }
+
+    /// Number of executions that each element waits for.
+    pub fn waits_for(&self) -> usize {
+        self.plain.after.len()
+    }
+
+    /// About the bytes of each submission, as text. Nothing is copied: a line may be large.
+    pub fn bytes_each(&self) -> usize {
+        let mut plain = Counted(0);
+        // A counter takes everything, and all keys are strings.
+        let _ = serde_json::to_writer(&mut plain, &self.plain);
+        let Some(Array::Values(values)) = &self.array else {
+            return plain.0;
+        };
+        let texts = values.iter().map(|value| value.to_string().len());
+        let labels = self.plain.labels.values();
+        let in_labels: usize = labels.map(|label| label.matches(VALUE).count()).sum();
+        let uses = uses_of_value(&self.plain.params) + in_labels;
+        plain.0 + uses.saturating_mul(texts.max().unwrap_or(0))
+    }
+
     /// Number of the next element, from 0. `None` if the line is no array.
     pub fn number(&self) -> Option<u32> {
         self.array.as_ref()?;
@@ -348,6 +364,28 @@ impl Iterator for Elements {
             Some(array) => self.plain.element(&Element::of(array, nth)),
             None => Ok(self.plain.clone()),
         })
+    }
+}
+
+/// Counts the bytes that are written.
+struct Counted(usize);
+
+impl io::Write for Counted {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn uses_of_value(params: &Value) -> usize {
+    match params {
+        Value::String(text) => text.matches(VALUE).count(),
+        Value::Array(list) => list.iter().map(uses_of_value).sum(),
+        Value::Object(map) => map.values().map(uses_of_value).sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
     }
 }
 
@@ -486,8 +524,9 @@ mod tests {
                                       "array": {"values": values}});
         let text = line.to_string();
         let spec = Submission::parse(text.as_bytes()).unwrap();
-        let about = spec.element_bytes();
-        let all = spec.expand().unwrap();
+        let elements = spec.elements();
+        let about = elements.bytes_each();
+        let all: Vec<_> = elements.map(Result::unwrap).collect();
         let longest = all.iter().map(|one| one.to_json().len()).max().unwrap();
         assert!(
             (longest..longest + 20).contains(&about),

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use fiec_schemas::array::Elements;
 use fiec_schemas::scheduling::Dependency;
 use fiec_schemas::submission::{AFTER_TOTAL_LIMIT, EXPANSION_LIMIT, LINES_LIMIT, lines};
 use fiec_schemas::{BatchName, ClientId, Digest, FieldError, Submission};
@@ -64,16 +65,15 @@ struct Total {
 
 impl Total {
     /// Adds a line. Fails if a limit of the message is exceeded.
-    fn add(&mut self, spec: &Submission) -> Result<(), FieldError> {
-        let count = spec.count();
+    fn add(&mut self, line: &Elements) -> Result<(), FieldError> {
+        let count = line.len();
         self.executions += count;
-        self.after = self
-            .after
-            .saturating_add(count.saturating_mul(spec.after.len()));
-        if spec.array.is_none() {
+        let after = count.saturating_mul(line.waits_for());
+        self.after = self.after.saturating_add(after);
+        if !line.is_array() {
             return Ok(());
         }
-        let element = spec.element_bytes();
+        let element = line.bytes_each();
         let bytes = count.saturating_mul(element);
         self.bytes = self.bytes.saturating_add(bytes);
         let rule = if self.executions > LINES_LIMIT {
@@ -116,15 +116,16 @@ fn read(body: &[u8]) -> (Vec<Vetted>, Verdict) {
 
 fn read_line(line: u32, text: &[u8], total: &mut Total) -> Result<Vetted, FieldError> {
     let spec = Submission::parse(text)?;
-    total.add(&spec)?;
     let (program, batch) = (spec.program.clone(), spec.batch.clone());
-    let array = spec.array.is_some();
+    let elements = spec.elements();
+    total.add(&elements)?;
+    let array = elements.is_array();
     let outline = |element: Submission| Outline {
         digest: element.digest(),
         id: element.id,
         after: element.after,
     };
-    let elements = spec.elements().map(|element| element.map(outline));
+    let elements = elements.map(|element| element.map(outline));
     Ok(Vetted {
         line,
         program,

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use fiec_schemas::array::Elements;
 use fiec_schemas::submission::{EXPANSION_LIMIT, LINE_LIMIT, LINES_LIMIT};
 use fiec_schemas::{LineError, Submission};
 
@@ -229,12 +230,12 @@ impl Size {
     fn of(line: &[u8]) -> Self {
         let may_be_array = line.windows(7).any(|part| part == b"\"array\"");
         let spec = may_be_array.then(|| Submission::parse(line).ok()).flatten();
+        let array = spec.map(Submission::elements).filter(Elements::is_array);
+        let executions = array.as_ref().map_or(1, Elements::len);
         Self {
             bytes: line.len() + 1,
-            executions: spec.as_ref().map_or(1, Submission::count),
-            written_out: spec
-                .as_ref()
-                .map_or(0, |spec| spec.count().saturating_mul(spec.element_bytes())),
+            executions,
+            written_out: array.map_or(0, |array| executions.saturating_mul(array.bytes_each())),
         }
     }
 
