@@ -193,7 +193,7 @@ impl Array {
     }
 }
 
-/// What is put into the line for one element.
+/// The index and the value of one element.
 struct Element<'a> {
     index: u64,
     number: String,
@@ -309,14 +309,9 @@ pub struct Elements {
 }
 
 impl Elements {
-    /// Number of all elements.
-    pub fn len(&self) -> usize {
+    /// Number of all elements, with those that were made already.
+    pub fn total(&self) -> usize {
         self.count
-    }
-
-    /// True if there is no element.
-    pub fn is_empty(&self) -> bool {
-        self.count == 0
     }
 
     /// True for the elements of an array.

@@ -553,7 +553,7 @@ impl Phase {
         self.kind().is_terminal()
     }
 
-    /// Waits for its first binding, or for a binding after nothing was left to do.
+    /// Pending, without an open request.
     pub const PENDING: Self = Self::Pending { requested: None };
 
     /// The binding in force, if any.

@@ -66,7 +66,7 @@ struct Total {
 impl Total {
     /// Adds a line. Fails if a limit of the message is exceeded.
     fn add(&mut self, line: &Elements) -> Result<(), FieldError> {
-        let count = line.len();
+        let count = line.total();
         self.executions += count;
         let after = count.saturating_mul(line.waits_for());
         self.after = self.after.saturating_add(after);

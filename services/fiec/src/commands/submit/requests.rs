@@ -123,14 +123,19 @@ impl Requests {
 
 impl Order {
     fn of(lines: &[Numbered]) -> Self {
-        // A line that does not parse names nothing. The service says what is wrong with it.
+        if !lines.iter().any(|(_, line)| names(line, b"\"after\"")) {
+            return Self {
+                needs: vec![BTreeSet::new(); lines.len()],
+            };
+        }
+        // A line that does not parse gives no names. The service says what is wrong with it.
         let parsed: Vec<Option<Submission>> = lines
             .iter()
             .map(|(_, line)| Submission::parse(line).ok())
             .collect();
         let mut gives: HashMap<String, usize> = HashMap::new();
         for (at, spec) in parsed.iter().enumerate() {
-            for name in spec.iter().flat_map(names) {
+            for name in spec.iter().flat_map(given) {
                 gives.entry(name).or_insert(at);
             }
         }
@@ -173,8 +178,13 @@ impl Order {
     }
 }
 
+/// True if the line has this text, quotes included: only then can it have the field.
+fn names(line: &[u8], field: &[u8]) -> bool {
+    line.windows(field.len()).any(|part| part == field)
+}
+
 /// The names that a line gives to executions.
-fn names(spec: &Submission) -> Vec<String> {
+fn given(spec: &Submission) -> Vec<String> {
     match (&spec.id, &spec.array) {
         (None, _) => Vec::new(),
         (Some(id), None) => vec![id.to_string()],
@@ -228,10 +238,11 @@ struct Size {
 
 impl Size {
     fn of(line: &[u8]) -> Self {
-        let may_be_array = line.windows(7).any(|part| part == b"\"array\"");
-        let spec = may_be_array.then(|| Submission::parse(line).ok()).flatten();
+        let spec = names(line, b"\"array\"")
+            .then(|| Submission::parse(line).ok())
+            .flatten();
         let array = spec.map(Submission::elements).filter(Elements::is_array);
-        let executions = array.as_ref().map_or(1, Elements::len);
+        let executions = array.as_ref().map_or(1, Elements::total);
         Self {
             bytes: line.len() + 1,
             executions,
