@@ -9,8 +9,9 @@
 mod world;
 
 use fiec_policy::{Config, Input, SharingSettings};
+use fiec_schemas::messages::ControlRequest;
 use fiec_schemas::scheduling::Rule;
-use fiec_schemas::{Event, Tenant};
+use fiec_schemas::{Cause, Event, Tenant};
 use world::World;
 use world::lab::{self, LONG, Lab, for_ever, node};
 use world::scenes::{on, single};
@@ -279,6 +280,38 @@ fn one_that_would_miss_its_deadline_goes_before_one_that_has_time() {
     assert_eq!((lab.running(), lab.reason(1).0), (vec![2], Rule::Deadline));
     lab.play(245_000, |n| if n == 2 { 240_000 } else { LONG });
     assert_eq!((lab.phase(2), lab.running()), ("completed".into(), vec![1]));
+}
+
+#[test]
+fn what_yields_already_when_its_deadline_passes_is_not_ordered_again() {
+    let mut w = World::new(2);
+    w.submit_line(1, r#""deadline":{"within_s":60,"on_miss":"fail"}"#);
+    let deadline = w.wall().plus_ms(60_000);
+    w.start(1);
+    w.pass(50_000);
+    let from = w.node_of(1);
+    w.drain(from);
+    let mut orders = Vec::new();
+    for _ in 0..20 {
+        w.pass(1_000);
+        let given = w.take_controls().into_iter().map(|(_, request)| request);
+        orders.extend(given.filter(|r| matches!(r, ControlRequest::Yield { .. })));
+    }
+    assert!(w.wall() > deadline && !orders.is_empty());
+    for order in &orders {
+        let drains = matches!(
+            order,
+            ControlRequest::Yield {
+                cause: Cause::Drain { .. },
+                ..
+            }
+        );
+        assert!(drains, "{order:?}");
+    }
+    w.obey(World::id(1), orders.last().unwrap());
+    w.pass(1_000);
+    let reason = w.failure_of(World::id(1)).unwrap();
+    assert!(reason.contains("was not done by its deadline"), "{reason}");
 }
 
 #[test]

@@ -122,6 +122,29 @@ fn what_agrees_is_completed_and_by_whom_is_said() {
 }
 
 #[test]
+fn what_is_verified_is_said_once_while_the_append_is_under_way() {
+    let mut w = guarded(2);
+    w.compute(1, 7, "done");
+    w.pass(100);
+    let (node, question, _) = w.questions().remove(0);
+    let done = digest_of_result(&"done".into());
+    let verdict = w.verdict(1, (&node, question), (7, done), &[]);
+    let said = |actions: &[Action]| {
+        let appends = actions
+            .iter()
+            .filter(|a| matches!(a, Action::Append { .. }));
+        appends.count()
+    };
+    assert_eq!(said(&w.step(verdict)), 1);
+    for _ in 0..10 {
+        w.freeze(50);
+        assert_eq!(said(&w.step(Input::Tick)), 0, "its answer is awaited");
+    }
+    w.carry_out();
+    assert_eq!(w.phase(1), Phase::Completed);
+}
+
+#[test]
 fn nothing_stays_of_a_verification_whose_execution_was_cancelled() {
     let mut w = guarded(3);
     w.commit(1, 1, "a");

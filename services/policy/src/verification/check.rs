@@ -495,6 +495,26 @@ mod tests {
     }
 
     #[test]
+    fn its_judgement_depends_on_each_node_that_agreed_is_suspected_or_has_a_claim() {
+        let node = NodeIx::made_up;
+        let named = |check: &Check| (0..9).filter(|i| check.names(node(*i))).collect::<Vec<_>>();
+        let mut check = Check::new(Verify::All, true);
+        assert!(named(&check).is_empty());
+        check.must_step_back = Some((Some(node(1)), "it is alone with its bits".to_owned()));
+        assert_eq!(named(&check), [1]);
+        check.by.insert(node(2));
+        assert_eq!(named(&check), [1, 2]);
+        check.trial = Some(Trial {
+            asked: Some(node(3)),
+            other: Some((node(4), finding(1))),
+            ..trial()
+        });
+        assert_eq!(named(&check), [1, 2, 3, 4]);
+        check.boundary(place(1), finding(1), node(5), || false);
+        assert_eq!(named(&check), [1, 2, 3, 4, 5]);
+    }
+
+    #[test]
     fn all_is_verified_only_when_the_end_is() {
         let mut check = Check::new(Verify::All, true);
         check.boundary(place(1), finding(1), NodeIx::made_up(0), || false);

@@ -74,10 +74,24 @@ impl World {
     pub fn answer_outputs(
         &mut self,
         n: u64,
+        asked: (&NodeId, u64),
+        found: (u64, Digest),
+        outputs: &[(&str, &str)],
+    ) -> Vec<Action> {
+        let verdict = self.verdict(n, asked, found, outputs);
+        let actions = self.step(verdict);
+        self.carry_out();
+        actions
+    }
+
+    /// The answer of a node to a question.
+    pub fn verdict(
+        &self,
+        n: u64,
         (node, question): (&NodeId, u64),
         (index, digest): (u64, Digest),
         outputs: &[(&str, &str)],
-    ) -> Vec<Action> {
+    ) -> Input {
         let made = outputs_of(outputs).into_iter();
         let verdict = Verdict {
             v: 1,
@@ -93,11 +107,9 @@ impl World {
             error: None,
             gone: false,
         };
-        let actions = self.step(Input::Verdict {
+        Input::Verdict {
             verdict: Box::new(verdict),
-        });
-        self.carry_out();
-        actions
+        }
     }
 
     /// A node answers that it could not compare.
