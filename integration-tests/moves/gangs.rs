@@ -305,3 +305,37 @@ async fn a_gang_begins_together_though_the_policy_service_that_reserved_for_it_i
     lab.none_ended().unwrap();
     lab.stop().await;
 }
+
+#[tokio::test]
+async fn gangs_that_need_the_whole_cluster_follow_one_another_without_a_pause() {
+    const GANGS: usize = 20;
+    const EACH: usize = 6;
+    let lab = Lab::start(ClusterOptions {
+        worker_args: slots(2),
+        policy_args: args(&["--verify-share", "0"]),
+        ..workers_with_history(3)
+    })
+    .await;
+    let mut text = String::new();
+    for gang in 0..GANGS {
+        let line = json!({
+            "id": format!("g{gang}"), "program": "synthetic@1", "params": capsules(10),
+            "array": {"count": EACH}, "gang": {"name": format!("g{gang}"), "size": EACH},
+        });
+        text += &format!("{line}\n");
+    }
+    let file = lab.file("gangs.jsonl", text);
+    let submit = ["submit", file.to_str().unwrap(), "--wait"];
+    lab.fiec(&submit).await.expect(0);
+    lab.recorded(GANGS * EACH).await;
+    let pauses = "WITH gangs AS (SELECT split_part(client_id, '-', 1) AS gang,
+                    min(first_started_at) AS begun, max(finished_at) AS ended
+                    FROM executions GROUP BY 1),
+                  pauses AS (SELECT begun - lag(ended) OVER (ORDER BY begun) AS pause FROM gangs)
+                  SELECT (1000 * extract(epoch FROM
+                    percentile_cont(0.5) WITHIN GROUP (ORDER BY pause)))::bigint FROM pauses";
+    let median = lab.count(pauses).await;
+    println!("{median} ms between the end of a gang and the start of the next");
+    assert!(median < 100, "{median} ms");
+    lab.stop().await;
+}

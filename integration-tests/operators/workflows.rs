@@ -63,22 +63,102 @@ async fn two_thousand_lines_with_joins_of_a_thousand_run_in_their_order() {
     let taken = lines.iter().filter(|line| line["line"].is_u64()).count();
     assert_eq!(taken, 2_122);
     lab.recorded(2_122).await;
-    // A long submission that ends at once is not in PostgreSQL, but its execution is.
-    let (fit, add) = (lab.id(&task("mConcatFit", 0)), lab.id(&task("mAdd", 0)));
     let in_order = lab
-        .count(format!(
-            "WITH level AS (SELECT CASE id WHEN '{fit}' THEN 'mConcatFit' WHEN '{add}' THEN 'mAdd'
-                                   ELSE split_part(client_id, '_', 1) END AS kind,
+        .count(
+            "WITH level AS (SELECT split_part(client_id, '_', 1) AS kind,
                                    min(bound_at) AS begun, max(finished_at) AS ended
                             FROM executions GROUP BY 1)
              SELECT count(*) FROM level a JOIN level b ON (a.kind, b.kind) IN
                (('mProject', 'mConcatFit'), ('mConcatFit', 'mBackground'), ('mBackground', 'mAdd'))
-             WHERE a.ended <= b.begun"
-        ))
+             WHERE a.ended <= b.begun",
+        )
         .await;
     assert_eq!(in_order, 3, "something was bound before what it waits for");
     let id = task("mAdd", 0);
     let status = lab.fiec(&["status", &id, "--json"]).await.expect(0);
     assert_eq!(status.json_lines()[0]["state"]["phase"]["is"], "completed");
+    lab.stop().await;
+}
+
+#[tokio::test]
+async fn executions_wait_for_batches_arrays_and_ids_that_begin_alike() {
+    let lab = Lab::start(ClusterOptions {
+        worker_args: slots(8),
+        policies: 2,
+        ..workers_with_history(2)
+    })
+    .await;
+    let small = r#""program":"synthetic@1","params":{"capsules":2,"work_us":1000,"state_bytes":0}"#;
+    let fails = r#""program":"synthetic@1","retries":0,"params":{"capsules":2,"state_bytes":0,"crash_at":1}"#;
+    let file = lab.file(
+        "sweep.jsonl",
+        format!(
+            r#"{{"id":"seed","batch":"sweep",{small},"array":{{"count":300}}}}
+{{"id":"mixed","batch":"mixed",{small},"array":{{"count":3}}}}
+{{"id":"broken","batch":"mixed",{fails}}}
+"#
+        ),
+    );
+    let file = file.to_str().unwrap();
+    let submit = ["submit", file, "--wait"];
+    lab.fiec(&submit).await.expect(1);
+    // What has ended long before counts, and what is submitted with the waiting ones.
+    let file = lab.file(
+        "waiting.jsonl",
+        format!(
+            r#"{{"id":"of-batch","batch":"joins",{small},"after":[{{"batch":"late"}},{{"batch":"sweep"}}]}}
+{{"id":"of-array","batch":"joins",{small},"after":[{{"array":"late"}}]}}
+{{"id":"of-prefix","batch":"joins",{small},"array":{{"count":50}},"after":[{{"id":"late-*"}},{{"id":"seed-29*"}}]}}
+{{"id":"late","batch":"late",{small},"array":{{"count":300}}}}
+{{"id":"of-most","batch":"joins",{small},"after":[{{"batch":"mixed","on":{{"at_least":0.75}}}}]}}
+{{"id":"of-any","batch":"joins",{small},"after":[{{"batch":"mixed","on":"any"}}]}}
+{{"id":"of-more","batch":"vain",{small},"after":[{{"batch":"mixed","on":{{"at_least":0.8}}}}]}}
+{{"id":"of-all","batch":"vain",{small},"after":[{{"batch":"mixed"}}]}}
+"#
+        ),
+    );
+    let file = file.to_str().unwrap();
+    lab.fiec(&["submit", file, "--wait"]).await.expect(1);
+    lab.recorded(304 + 300 + 56).await;
+    let joins = "FROM executions WHERE client_id ~ '^of-(batch|array|prefix)'";
+    let late = "SELECT max(finished_at) FROM executions WHERE client_id ~ '^late-'";
+    let all = lab.count(format!("SELECT count(*) {joins}")).await;
+    let early = format!("SELECT count(*) {joins} AND first_started_at < ({late})");
+    assert_eq!((all, lab.count(early).await), (52, 0));
+    let phase = async |id: &str| {
+        let status = lab.fiec(&["status", id, "--json"]).await.expect(0);
+        status.json_lines()[0]["state"]["phase"].clone()
+    };
+    for id in ["of-batch", "of-array", "of-prefix-49", "of-most", "of-any"] {
+        assert_eq!(phase(id).await["is"], "completed", "{id}");
+    }
+    for (id, words) in [
+        ("of-all", "batch mixed, of which 1 of 4 did not complete"),
+        ("of-more", "1 of 4 did not complete; a share of 0.8 must"),
+    ] {
+        assert_eq!(phase(id).await["is"], "failed", "{id}");
+        let why = lab.fiec(&["why", id]).await.expect(0).stdout;
+        let why = why.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(why.contains(words), "{why}");
+    }
+    for (line, words) in [
+        (
+            format!(r#"{{{small},"after":[{{"batch":"nobody"}}]}}"#),
+            "field after[0].batch: tenant lab has no execution of batch nobody",
+        ),
+        (
+            format!(r#"{{"id":"late-x",{small},"after":[{{"id":"late-*"}}]}}"#),
+            "field after[0].id: it cannot wait for itself: late-x is among late-*",
+        ),
+        (
+            format!(r#"{{{small},"after":[{{"id":"of-all","on":{{"at_least":0.5}}}}]}}"#),
+            "field after[0].on: at_least is for a batch",
+        ),
+    ] {
+        let file = lab.file("bad.jsonl", line);
+        let submit = ["submit", file.to_str().unwrap()];
+        let refused = lab.fiec(&submit).await.expect(2);
+        assert!(refused.stderr.contains(words), "{}", refused.stderr);
+    }
     lab.stop().await;
 }

@@ -11,9 +11,9 @@ use crate::ids::ClientId;
 use crate::submission::{FieldError, Submission};
 
 /// Text that the index of an element replaces.
-pub(crate) const INDEX: &str = "{index}";
+const INDEX: &str = "{index}";
 /// Text that the value of an element replaces.
-pub(crate) const VALUE: &str = "{value}";
+const VALUE: &str = "{value}";
 /// Most elements of an array.
 pub const ARRAY_LIMIT: u32 = 10_000;
 
@@ -154,16 +154,6 @@ impl Array {
         }
     }
 
-    /// This text for each element, if it depends on the element; else once.
-    pub fn texts(&self, text: &str) -> Vec<String> {
-        if !text.contains(INDEX) && !text.contains(VALUE) {
-            return vec![text.to_owned()];
-        }
-        let all = 0..self.count();
-        all.map(|nth| Element::of(self, nth).put_in_text(text))
-            .collect()
-    }
-
     pub(crate) fn check(&self) -> Result<(), FieldError> {
         if let Self::Range { from, to, .. } = self
             && to < from
@@ -292,7 +282,9 @@ impl Submission {
             own.put_into_text(value);
         }
         for dependency in &mut element.after {
-            own.put_into_text(&mut dependency.id);
+            for text in dependency.texts_mut() {
+                own.put_into_text(text);
+            }
         }
         element.check()?;
         Ok(element)

@@ -11,8 +11,8 @@ pub use crate::cause::{Candidate, Cause, CauseKind, Decision, Entrusted, Evidenc
 use crate::energy::{Energy, EnergyTotals};
 use crate::fault::{Fault, FaultKind};
 use crate::ids::{
-    BatchId, BoundaryIndex, Digest, Epoch, ExecutionId, InstanceId, NodeId, Ordinal, Sequence,
-    Tenant, Timestamp,
+    BatchId, BoundaryIndex, ClientId, Digest, Epoch, ExecutionId, InstanceId, NodeId, Ordinal,
+    Sequence, Tenant, Timestamp,
 };
 use crate::limits::EVENT_HEADER_LIMIT;
 use crate::named::named;
@@ -410,6 +410,9 @@ pub struct ExecutionState {
     /// in a first message that ends it. A large one is in `FIEC_DATA`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spec: Option<Arc<Submission>>,
+    /// The id that its client gave it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client_id: Option<ClientId>,
     /// The numeric contract for moves.
     #[serde(default, skip_serializing_if = "is_bitwise")]
     pub contract: Contract,

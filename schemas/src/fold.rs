@@ -108,6 +108,7 @@ impl ExecutionState {
             author: String::new(),
             at: submitted_at,
             submission: Digest::of(&canonical),
+            client_id: submission.id.clone(),
             contract: submission.contract,
             guarded: submission.verify == Some(Verify::All),
             spread: Spreading::of(&submission).map(Box::new),

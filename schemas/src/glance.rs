@@ -8,14 +8,16 @@ use crate::event::{BatchPlace, PhaseKind};
 
 /// The fields that a glance reads.
 #[derive(Debug, Deserialize)]
-pub struct Glance {
-    state: StateGlance,
+pub struct Glance<'a> {
+    #[serde(borrow)]
+    state: StateGlance<'a>,
 }
 
 #[derive(Debug, Deserialize)]
-struct StateGlance {
+struct StateGlance<'a> {
     phase: PhaseGlance,
     batch: Option<BatchPlace>,
+    client_id: Option<&'a str>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -23,18 +25,23 @@ struct PhaseGlance {
     is: PhaseKind,
 }
 
-impl Glance {
+impl<'a> Glance<'a> {
     /// Reads the `Fiec-Event` header.
     ///
     /// # Errors
     /// If it is no ledger message.
-    pub fn read(header: &str) -> Result<Self, serde_json::Error> {
+    pub fn read(header: &'a str) -> Result<Self, serde_json::Error> {
         serde_json::from_str(header)
     }
 
     /// The phase after the message.
     pub fn phase(&self) -> PhaseKind {
         self.state.phase.is
+    }
+
+    /// The client's id of the execution, if it has one.
+    pub fn client_id(&self) -> Option<&'a str> {
+        self.state.client_id
     }
 
     /// The batch of the execution, if it has one.
@@ -59,8 +66,10 @@ mod tests {
         assert_eq!(phase(inside), PhaseKind::Pending);
         assert!(Glance::read(inside).unwrap().batch().is_none());
         let member = r#"{"state":{"batch":{"id":"01a1ffc5-16f2-76a0-b3d8-4b134ec30464","line":3},
-                         "phase":{"is":"pending"}}}"#;
-        assert_eq!(Glance::read(member).unwrap().batch().unwrap().line, 3);
+                         "client_id":"lr-0","phase":{"is":"pending"}}}"#;
+        let member = Glance::read(member).unwrap();
+        assert_eq!(member.batch().unwrap().line, 3);
+        assert_eq!(member.client_id(), Some("lr-0"));
         for wrong in ["{}", "", r#"{"state":{"phase":{"is":"over"}}}"#] {
             assert!(Glance::read(wrong).is_err(), "{wrong}");
         }

@@ -323,6 +323,15 @@ impl BatchId {
         Self(uuid_v8(&["batch", tenant.as_str(), name.as_str()]))
     }
 
+    /// The batch with this UUID or this client's name. `None` if the text is neither.
+    pub fn named(tenant: &Tenant, text: &str) -> Option<Self> {
+        if let Ok(id) = text.parse() {
+            return Some(id);
+        }
+        let name = BatchName::new(text).ok()?;
+        Some(Self::from_client(tenant, &name))
+    }
+
     /// The batch of one submission message with several lines.
     pub fn from_submission(tenant: &Tenant, stamp: Timestamp, sequence: u64) -> Self {
         Self(uuid_v7(&["batch", tenant.as_str()], stamp, sequence, 0))

@@ -6,6 +6,7 @@ pub mod author;
 mod cause;
 pub mod chain;
 mod clock;
+pub mod dependency;
 pub mod duty;
 pub mod energy;
 pub mod envelope;

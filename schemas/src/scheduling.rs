@@ -1,22 +1,19 @@
 //! Fields of a submission on when it runs, adjustments of a live execution, and what a parked
 //! execution keeps.
 
-use std::str::FromStr as _;
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::array::{Array, INDEX, VALUE};
+use crate::array::Array;
+use crate::dependency;
 use crate::hardware::Thresholds;
-use crate::ids::{BatchName, ClientId, ExecutionId, NodeId, Tenant, Timestamp};
+use crate::ids::{BatchName, NodeId, Timestamp};
 use crate::limits::NODES_LIMIT;
 use crate::requirements::Requirements;
 use crate::submission::{FieldError, Submission};
 
 /// The highest priority; the lowest is its negative.
 pub const PRIORITY_LIMIT: i16 = 100;
-/// Most executions that one submission may depend on.
-pub const AFTER_LIMIT: usize = 10_000;
 /// Most members of a gang.
 pub const GANG_LIMIT: u32 = 1_024;
 
@@ -82,39 +79,6 @@ impl Deadline {
             return Err(FieldError::new("deadline.within_s", "must be at least 1"));
         }
         Ok(())
-    }
-}
-
-/// How the other execution must have ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum AfterOutcome {
-    /// It completed. If it fails or is cancelled, this execution fails.
-    #[default]
-    Ok,
-    /// It ended in any way.
-    Any,
-}
-
-/// Another execution of the same tenant that must have ended before this one is placed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Dependency {
-    /// The execution's UUID, or its client's id.
-    pub id: String,
-    /// How it must have ended.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub on: AfterOutcome,
-}
-
-impl Dependency {
-    /// The other execution. `None` if the id is neither a UUID nor a client's id.
-    pub fn execution(&self, tenant: &Tenant) -> Option<ExecutionId> {
-        if let Ok(uuid) = uuid::Uuid::from_str(&self.id) {
-            return Some(ExecutionId(uuid));
-        }
-        let client = ClientId::new(&self.id).ok()?;
-        Some(ExecutionId::from_client(tenant, &client))
     }
 }
 
@@ -397,31 +361,7 @@ pub(crate) fn check(spec: &Submission) -> Result<(), FieldError> {
     if spec.expected_s == Some(0) {
         return Err(FieldError::new("expected_s", "must be at least 1"));
     }
-    if spec.after.len() > AFTER_LIMIT {
-        let rule = format!(
-            "at most {AFTER_LIMIT} are allowed, but these are {}: let it wait for some that wait \
-             for the others",
-            spec.after.len()
-        );
-        return Err(FieldError::new("after", rule));
-    }
-    for (n, dependency) in spec.after.iter().enumerate() {
-        let array = spec.array.is_some();
-        let name = &dependency.id;
-        let plain = if array {
-            name.replace(INDEX, "0").replace(VALUE, "0")
-        } else {
-            name.clone()
-        };
-        if uuid::Uuid::from_str(&plain).is_err() && ClientId::new(&plain).is_err() {
-            let rule = format!("{name:?} is neither an execution's UUID nor a client's id");
-            return Err(FieldError::new(format!("after[{n}].id"), rule));
-        }
-        if spec.id.as_ref().is_some_and(|id| id.as_str() == plain) && !array {
-            let rule = "it cannot wait for itself";
-            return Err(FieldError::new(format!("after[{n}].id"), rule));
-        }
-    }
+    dependency::check(spec)?;
     if spec.at_once == Some(0) {
         return Err(FieldError::new("at_once", "must be at least 1"));
     }
@@ -452,8 +392,6 @@ mod tests {
             (r#""priority":101"#, "priority", "-100 to 100"),
             (r#""deadline":{}"#, "deadline", "one of"),
             (r#""deadline":{"within_s":0}"#, "deadline.within_s", "1"),
-            (r#""after":[{"id":"a b"}]"#, "after[0].id", "neither"),
-            (r#""id":"a","after":[{"id":"a"}]"#, "after[0].id", "itself"),
             (r#""at_once":3"#, "at_once", "batch"),
             (r#""gang":{"name":"g","size":1}"#, "gang.size", "2 to 1024"),
             (r#""array":{"count":0}"#, "array.count", "1 to 10000"),
@@ -481,18 +419,5 @@ mod tests {
         assert!(spec.requires.nodes.is_empty());
         assert_eq!(spec.requires.memory_bytes, Some(7));
         assert_eq!(spec.viability, first.viability);
-    }
-
-    #[test]
-    fn a_dependency_names_an_execution_by_uuid_or_by_its_clients_id() {
-        let tenant = Tenant::new("lab").unwrap();
-        let id = ExecutionId::from_client(&tenant, &ClientId::new("a").unwrap());
-        for name in ["a".to_owned(), id.to_string()] {
-            let dependency = Dependency {
-                id: name,
-                on: AfterOutcome::Ok,
-            };
-            assert_eq!(dependency.execution(&tenant), Some(id));
-        }
     }
 }

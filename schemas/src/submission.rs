@@ -10,11 +10,12 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use crate::array::Array;
+use crate::dependency::Dependency;
 use crate::hardware::{Signal, Threshold, Thresholds};
-use crate::ids::{BatchName, ClientId, Digest};
+use crate::ids::{BatchName, ClientId, Digest, Timestamp};
 use crate::plain;
 use crate::programs;
-use crate::scheduling::{self, Deadline, Dependency, Gang, Reallocation, WhenUnviable};
+use crate::scheduling::{self, Deadline, Gang, Reallocation, WhenUnviable};
 use crate::spread::{self, Spread};
 use crate::strict::Strict;
 use crate::trust::Verify;
@@ -173,6 +174,9 @@ pub struct Submission {
     /// The deadline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Deadline>,
+    /// The moment before which it is not placed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_before: Option<Timestamp>,
     /// Expected time on an undisturbed node, in seconds, if the client knows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expected_s: Option<u32>,
@@ -249,6 +253,7 @@ impl Submission {
             verify: None,
             priority: 0,
             deadline: None,
+            not_before: None,
             expected_s: None,
             after: Vec::new(),
             at_once: None,

@@ -59,6 +59,28 @@ pub async fn query(pool: &PgPool, sql: String) -> anyhow::Result<Rows> {
     Ok(out)
 }
 
+/// What a list leaves out, for people: none if it has all rows. `of`: the tables and the condition.
+///
+/// # Errors
+/// If PostgreSQL refuses the query.
+pub async fn left_out(
+    pool: &PgPool,
+    rows: &Rows,
+    limit: u32,
+    of: &str,
+) -> anyhow::Result<Option<String>> {
+    let listed = rows.rows.len();
+    if listed < limit as usize {
+        return Ok(None);
+    }
+    let counted = query(pool, format!("SELECT count(*) AS number FROM {of}")).await?;
+    let all = counted
+        .get(0, "number")
+        .and_then(|n| n.parse::<usize>().ok());
+    let all = all.filter(|all| *all > listed);
+    Ok(all.map(|all| format!("these are the latest {listed} of {all}")))
+}
+
 impl Rows {
     /// The value of a column in a row. `None` if it is missing or NULL.
     pub fn get(&self, row: usize, column: &str) -> Option<&str> {

@@ -59,6 +59,8 @@ pub struct Effects {
     pub history: History,
     /// Limits the number of readers of the queue of submissions.
     pub looking: Arc<Semaphore>,
+    /// Limits the number of readers of all ledgers of a tenant.
+    pub scanning: Arc<Semaphore>,
     /// Reads messages that are checked as a whole.
     pub reader: Reader,
     /// The effects that run.

@@ -2,9 +2,8 @@
 
 use fiec_broker::feed::FeedItem;
 use fiec_broker::{AppendError, Entry, Tip};
-use fiec_policy::Named;
-use fiec_policy::Seen;
 use fiec_policy::{ControlOutcome, Ticket};
+use fiec_policy::{FoundMembers, Named, Seen};
 use fiec_schemas::hardware::{ArrivingState, RunningProgress};
 use fiec_schemas::messages::{CapsuleBinding, Holding, NodeStatus, ViewReply, Why};
 use fiec_schemas::quota::{Quota, Reservations};
@@ -93,6 +92,8 @@ pub enum Outcome {
     Reserved(Tenant, Option<(Sequence, Reservations)>),
     /// Whether an execution has ended.
     Ended(ExecutionId, Seen),
+    /// The members of a tenant's groups for which executions wait. Empty if they could not be read.
+    Members(Tenant, Vec<FoundMembers>),
     /// The broker keeps nothing more of a node, whose descriptor was of this instance.
     Forgotten(NodeId, Option<InstanceId>),
     /// Result of a probe.

@@ -26,6 +26,7 @@ mod dependencies;
 mod effects;
 mod error;
 mod events;
+mod groups;
 mod history;
 mod intake;
 mod metrics;
@@ -41,6 +42,7 @@ mod service;
 mod sources;
 mod spread;
 mod trust;
+mod unread;
 mod vetting;
 mod waiting;
 

@@ -2,15 +2,15 @@
 //! text may stand for a thousand times its size. Therefore one message is read at a time, one
 //! element after the other, and only the fields that other lines refer to are kept.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use fiec_schemas::array::Elements;
-use fiec_schemas::scheduling::Dependency;
+use fiec_schemas::dependency::{Dependency, GROUPS_LIMIT, Group};
 use fiec_schemas::submission::{AFTER_TOTAL_LIMIT, EXPANSION_LIMIT, LINES_LIMIT, lines};
-use fiec_schemas::{BatchName, ClientId, Digest, FieldError, Submission};
+use fiec_schemas::{BatchId, BatchName, ClientId, Digest, FieldError, Submission, Tenant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
@@ -44,6 +44,16 @@ pub struct Vetted {
     pub elements: Vec<Outline>,
 }
 
+impl Vetted {
+    /// True if one of its submissions belongs to a group.
+    pub fn is_of(&self, tenant: &Tenant, group: &Group) -> bool {
+        let batch = self.batch.as_ref();
+        let batch = batch.map(|name| BatchId::from_client(tenant, name));
+        let mut ids = self.elements.iter().map(|element| element.id.as_ref());
+        ids.any(|id| group.has(id.map(ClientId::as_str), batch))
+    }
+}
+
 /// Fields of a submission that other lines may refer to.
 #[derive(Debug)]
 pub struct Outline {
@@ -61,9 +71,24 @@ struct Total {
     executions: usize,
     bytes: usize,
     after: usize,
+    groups: BTreeSet<String>,
 }
 
 impl Total {
+    /// Adds what an element waits for. Fails if a limit of the message is exceeded.
+    fn add_groups(&mut self, after: &[Dependency]) -> Result<(), FieldError> {
+        let groups = after.iter().filter(|dependency| dependency.is_group());
+        self.groups.extend(groups.map(ToString::to_string));
+        if self.groups.len() <= GROUPS_LIMIT {
+            return Ok(());
+        }
+        let rule = format!(
+            "the lines of a message wait for at most {GROUPS_LIMIT} groups in all; send this line \
+             in another one"
+        );
+        Err(FieldError::new("after", rule))
+    }
+
     /// Adds a line. Fails if a limit of the message is exceeded.
     fn add(&mut self, line: &Elements) -> Result<(), FieldError> {
         let count = line.total();
@@ -120,12 +145,16 @@ fn read_line(line: u32, text: &[u8], total: &mut Total) -> Result<Vetted, FieldE
     let elements = spec.elements();
     total.add(&elements)?;
     let array = elements.is_array();
-    let outline = |element: Submission| Outline {
-        digest: element.digest(),
-        id: element.id,
-        after: element.after,
+    let outline = |element: Result<Submission, FieldError>| {
+        let element = element?;
+        total.add_groups(&element.after)?;
+        Ok(Outline {
+            digest: element.digest(),
+            id: element.id,
+            after: element.after,
+        })
     };
-    let elements = elements.map(|element| element.map(outline));
+    let elements = elements.map(outline);
     Ok(Vetted {
         line,
         program,

@@ -71,6 +71,12 @@ pub enum Refusal {
         /// Queued submissions that may belong to it.
         untaken: Option<Untaken>,
     },
+    /// The submission of the execution is still queued.
+    #[error("{id} is submitted and not taken in yet; try again")]
+    Queued {
+        /// The requested id.
+        id: String,
+    },
     /// The request waits for submissions that are still queued.
     #[error("{}", not_taken_in(.tenant, *.untaken))]
     NotTakenIn {
@@ -342,9 +348,10 @@ impl Refusal {
             Self::Invalid(_) | Self::Forbidden(_) => Code::Invalid,
             Self::UnknownExecution { .. } | Self::LedgerGone { .. } => Code::UnknownExecution,
             Self::UnknownBatch { untaken: None, .. } => Code::UnknownBatch,
-            Self::UnknownBatch { .. } | Self::NotTakenIn { .. } | Self::TooManyQueued { .. } => {
-                Code::NotTakenIn
-            }
+            Self::UnknownBatch { .. }
+            | Self::Queued { .. }
+            | Self::NotTakenIn { .. }
+            | Self::TooManyQueued { .. } => Code::NotTakenIn,
             Self::UnknownNode(_) => Code::UnknownNode,
             Self::NotQuarantined(_) | Self::AlreadyPaused { .. } => Code::AlreadySo,
             Self::Ended { .. } => Code::Ended,

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use fiec_broker::{Broker, BrokerError, Delivered, Entry, Reader, buckets, leader};
 use fiec_policy::Change;
 use fiec_policy::{Fate, Seen};
+use fiec_schemas::dependency::Target;
 use fiec_schemas::quota::{Quota, Reservations};
 use fiec_schemas::{ExecutionId, Sequence, Tenant, subjects};
 use futures_util::StreamExt as _;
@@ -120,9 +121,9 @@ impl Effects {
             return Ok(fate(entry));
         }
         // It may still be queued, behind an execution that depends on it.
-        let mut ids = BTreeSet::from([execution]);
-        self.drop_queued(tenant, &mut ids).await?;
-        if ids.is_empty() {
+        let mut wanted = BTreeSet::from([Target::One(execution)]);
+        self.drop_queued(tenant, &mut wanted).await?;
+        if wanted.is_empty() {
             return Ok(Seen::Lives);
         }
         let last = self.ledger.last(tenant, execution).await?;

@@ -35,6 +35,8 @@ const OUTCOMES: usize = 4_096;
 
 /// Most readers of the queue of submissions at the same time.
 const LOOKING: usize = 4;
+/// Most readers of all ledgers of a tenant for the members of groups at the same time.
+const SCANNING: usize = 2;
 
 /// Pause before the ledgers are read again after the broker lost messages. It doubles with each
 /// failure.
@@ -183,6 +185,7 @@ impl Life {
             upkeep: upkeep.clone(),
             history,
             looking: Arc::new(Semaphore::new(LOOKING)),
+            scanning: Arc::new(Semaphore::new(SCANNING)),
             reader: Reader::default(),
             running: Running::new(outcomes_tx.clone()),
         };

@@ -7,6 +7,7 @@ use std::time::Duration;
 use async_nats::jetstream::stream::RawMessageErrorKind;
 use bytes::Bytes;
 use fiec_broker::Entry;
+use fiec_schemas::dependency::Target;
 use fiec_schemas::{
     Digest, ExecutionId, FieldError, PhaseKind, Sequence, Tenant, Timestamp, package, subjects,
 };
@@ -113,19 +114,26 @@ impl Effects {
         if ids {
             self.vet_ids(tenant, good, bad).await?;
         }
-        let nodes: Vec<Node> = good
-            .iter()
-            .flat_map(|v| v.elements.iter().map(|e| Node::of(v.line, tenant, e)))
-            .collect();
+        let nodes_of = |v| {
+            let Vetted {
+                line,
+                batch,
+                elements,
+                ..
+            }: &Vetted = v;
+            let node = |element| Node::of(*line, batch.as_ref(), element);
+            elements.iter().map(node)
+        };
+        let nodes: Vec<Node<'_>> = good.iter().flat_map(nodes_of).collect();
         if nodes.iter().all(|node| node.after.is_empty()) {
             return self.vet_waiting(allowance, good, bad).await;
         }
-        let lines = Lines::new(&nodes);
+        let lines = Lines::new(&nodes, tenant);
         for (line, error) in lines.cycles() {
             bad.entry(line).or_insert(error);
         }
         let missing = self.missing(tenant, lines.outside()).await?;
-        for (line, error) in lines.unknown(tenant, &missing) {
+        for (line, error) in lines.unknown(&missing) {
             bad.entry(line).or_insert(error);
         }
         let admitted = self.vet_waiting(allowance, good, bad).await?;
@@ -265,24 +273,27 @@ impl Effects {
             .await
     }
 
-    /// Returns the ids that do not exist and do not appear within [`PATIENCE`]. A queued submission
-    /// counts as existing, even if the policy services are far behind.
+    /// Returns what does not exist: executions that do not appear within [`PATIENCE`], and groups
+    /// without a member. A queued submission counts as existing, even if the policy services are far
+    /// behind.
     async fn missing(
         &self,
         tenant: &Tenant,
-        mut ids: BTreeSet<ExecutionId>,
-    ) -> Result<BTreeSet<ExecutionId>, Refusal> {
+        mut wanted: BTreeSet<Target>,
+    ) -> Result<BTreeSet<Target>, Refusal> {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         let mut wait = Duration::from_millis(20);
-        self.drop_existing(tenant, &mut ids).await?;
-        if !ids.is_empty() {
-            self.drop_queued(tenant, &mut ids).await?;
-        }
-        loop {
+        self.drop_existing(tenant, &mut wanted).await?;
+        if !wanted.is_empty() {
+            self.drop_queued(tenant, &mut wanted).await?;
             // A submission leaves the queue after its ledger has begun, so ledgers are read last.
-            self.drop_existing(tenant, &mut ids).await?;
-            if ids.is_empty() {
-                return Ok(ids);
+            self.drop_groups(tenant, &mut wanted).await?;
+        }
+        let is_one = |target: &Target| matches!(target, Target::One(_));
+        loop {
+            self.drop_existing(tenant, &mut wanted).await?;
+            if !wanted.iter().any(is_one) {
+                return Ok(wanted);
             }
             if tokio::time::Instant::now() + wait > deadline {
                 break;
@@ -290,36 +301,61 @@ impl Effects {
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(Duration::from_millis(200));
         }
-        self.drop_queued(tenant, &mut ids).await?;
-        self.drop_existing(tenant, &mut ids).await?;
-        Ok(ids)
+        self.drop_queued(tenant, &mut wanted).await?;
+        self.drop_existing(tenant, &mut wanted).await?;
+        Ok(wanted)
     }
 
     async fn drop_existing(
         &self,
         tenant: &Tenant,
-        ids: &mut BTreeSet<ExecutionId>,
+        wanted: &mut BTreeSet<Target>,
     ) -> Result<(), Refusal> {
-        for (id, _) in self.last_of(tenant, ids.iter().copied()).await? {
-            ids.remove(&id);
+        let ids = wanted.iter().filter_map(|target| match target {
+            Target::One(id) => Some(*id),
+            Target::All(_) => None,
+        });
+        for (id, _) in self.last_of(tenant, ids).await? {
+            wanted.remove(&Target::One(id));
         }
         Ok(())
     }
 
-    /// Removes the ids that queued messages of `FIEC_SUBMIT` will become.
+    async fn drop_groups(
+        &self,
+        tenant: &Tenant,
+        wanted: &mut BTreeSet<Target>,
+    ) -> Result<(), Refusal> {
+        let groups = wanted.iter().filter_map(|target| match target {
+            Target::One(_) => None,
+            Target::All(group) => Some(group.clone()),
+        });
+        let mut groups: BTreeSet<_> = groups.collect();
+        if groups.is_empty() {
+            return Ok(());
+        }
+        self.drop_with_members(tenant, &mut groups).await?;
+        wanted.retain(|target| match target {
+            Target::One(_) => true,
+            Target::All(group) => groups.contains(group),
+        });
+        Ok(())
+    }
+
+    /// Removes what queued messages of `FIEC_SUBMIT` will become, and groups of which they have members.
     ///
     /// # Errors
-    /// If the queue is too long to be read in time. Then nothing is known about the ids.
+    /// If the queue is too long to be read in time. Then nothing is known about what is left.
     pub async fn drop_queued(
         &self,
         tenant: &Tenant,
-        ids: &mut BTreeSet<ExecutionId>,
+        wanted: &mut BTreeSet<Target>,
     ) -> Result<(), Refusal> {
         let mut seen = 0_u64;
         let looking = async {
             // Limits the number of readers of the queue, however many requests come.
             let _permit = self.looking.acquire().await;
-            self.look_at_queued(tenant, ids, &mut seen).await
+            self.look_at_queued(tenant, wanted, &mut seen).await
         };
         match tokio::time::timeout(LOOKING, looking).await {
             Ok(found) => found,
@@ -333,7 +369,7 @@ impl Effects {
     async fn look_at_queued(
         &self,
         tenant: &Tenant,
-        ids: &mut BTreeSet<ExecutionId>,
+        wanted: &mut BTreeSet<Target>,
         seen: &mut u64,
     ) -> Result<(), Refusal> {
         let failed = |error: &dyn std::fmt::Display| {
@@ -343,7 +379,7 @@ impl Effects {
         let stream = js.get_stream_no_info(subjects::SUBMIT_STREAM).await;
         let stream = stream.map_err(|error| failed(&error))?;
         let (subject, mut from) = (subjects::submit(tenant), 1);
-        while !ids.is_empty() {
+        while !wanted.is_empty() {
             let message = match stream
                 .get_first_raw_message_by_subject(&subject, from)
                 .await
@@ -356,8 +392,12 @@ impl Effects {
             let stamp = stamp(Some(&message.headers), message.time.unix_timestamp_nanos());
             let (good, _) = self.reader.read_alone(message.payload).await?;
             for (id, _) in named(tenant, (stamp, seq), &good) {
-                ids.remove(&id);
+                wanted.remove(&Target::One(id));
             }
+            wanted.retain(|target| match target {
+                Target::One(_) => true,
+                Target::All(group) => !good.iter().any(|vetted| vetted.is_of(tenant, group)),
+            });
             (from, *seen) = (seq + 1, *seen + 1);
         }
         Ok(())

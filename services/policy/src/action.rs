@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::Ticket;
 use super::refusal::YieldRefusal;
+use crate::prerequisites::SoughtGroup;
 use crate::quotas::Change;
 
 /// The boundary from which an execution resumes after a wrong result.
@@ -154,6 +155,14 @@ pub enum Action {
         execution: ExecutionId,
         /// Its tenant.
         tenant: Tenant,
+    },
+    /// Find the members of groups for which executions wait, once everything that was submitted up to
+    /// the groups' moments has ledgers. The answer is `Input::Members`.
+    FindMembers {
+        /// The tenant of the groups.
+        tenant: Tenant,
+        /// The groups.
+        sought: Vec<SoughtGroup>,
     },
     /// Begin the ledger of a part that its holder has split off. Do nothing if the ledger exists or
     /// the holder no longer has the part. The answer is its last message by

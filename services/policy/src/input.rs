@@ -12,6 +12,7 @@ use fiec_schemas::{
 use serde::{Deserialize, Serialize};
 
 use crate::fate::Seen;
+use crate::prerequisites::FoundMembers;
 use crate::verification::Named;
 
 /// Identifies a question that waits for its answer.
@@ -207,6 +208,13 @@ pub enum Input {
         execution: ExecutionId,
         /// What its ledger shows.
         seen: Seen,
+    },
+    /// The answer to `Action::FindMembers`.
+    Members {
+        /// The tenant.
+        tenant: Tenant,
+        /// The groups with their members. Empty if they could not be read.
+        found: Vec<FoundMembers>,
     },
     /// Ledger messages will soon drop out of the stream by their age.
     Aged {

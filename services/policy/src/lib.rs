@@ -59,7 +59,7 @@ pub use lifecycle::cluster::hysteresis::{Automaton, State};
 pub use lifecycle::queue::order::Discipline;
 pub use lifecycle::replicas::Replicas;
 pub use policy::Policy;
-pub use prerequisites::PrerequisitesSettings;
+pub use prerequisites::{FoundMembers, PrerequisitesSettings, SoughtGroup};
 pub use quotas::{Change, QuotasSettings};
 pub use reallocation::ReallocationSettings;
 pub use refusal::{UnknownNode, YieldRefusal};

@@ -151,6 +151,11 @@ impl Policy {
                 epoch,
                 answer,
             } => self.machines.ranges.answered(execution, epoch, answer),
+            Input::Members { tenant, found } => {
+                let life = &mut self.life;
+                let free = self.machines.prerequisites.found(life, &tenant, found);
+                self.machines.wait_again(life, free);
+            }
             Input::Ended { execution, seen } => {
                 self.machines
                     .quotas

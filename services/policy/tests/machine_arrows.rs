@@ -35,9 +35,10 @@ const MACHINES: [&str; 9] = [
 /// The arrows between modules, without those to [`OF_A_STEP`], and those of `policy`, which has the
 /// order of all, and of `config`, which has the settings of all.
 const ARROWS: [(&str, &[&str]); 14] = [
-    // A change of reservations, and the names of outputs, are parts of actions and inputs.
-    ("action", &["quotas"]),
-    ("input", &["verification"]),
+    // A change of reservations, the names of outputs and the members of groups are parts of actions
+    // and inputs.
+    ("action", &["prerequisites", "quotas"]),
+    ("input", &["prerequisites", "verification"]),
     // A view reads an open request as the cluster keeps it.
     ("view", &["lifecycle"]),
     // A refusal has the verdicts of placement in words.

@@ -475,7 +475,7 @@ async fn outputs_of_a_live_execution_stay_when_its_boundaries_are_forgotten() {
 }
 
 #[tokio::test]
-async fn large_submissions_are_copied_while_their_executions_live_and_a_lost_one_holds_none_back() {
+async fn large_submissions_are_copied_and_a_lost_one_holds_none_back() {
     let world = world().await;
     let large = |n: usize| {
         let labels: std::collections::BTreeMap<String, String> = (0..30)
@@ -499,22 +499,26 @@ async fn large_submissions_are_copied_while_their_executions_live_and_a_lost_one
     world.put(&large(71)).await;
     let live = world.submit(&large(71)).await;
     let query = "SELECT program, client_id, spec = $2::jsonb AS same FROM executions WHERE id = $1";
-    let mut row = (None, None, None);
-    while row.2.is_none() {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-        let found = sqlx::query_as::<_, (Option<String>, Option<String>, Option<bool>)>(query)
-            .bind(live.id.0)
-            .bind(large(71))
-            .fetch_optional(&world.pool);
-        row = found.await.unwrap().unwrap_or_default();
+    for (id, n) in [(live.id, 71), (ended.id, 70)] {
+        let mut row = (None, None, None);
+        while row.2.is_none() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            let found = sqlx::query_as::<_, (Option<String>, Option<String>, Option<bool>)>(query)
+                .bind(id.0)
+                .bind(large(n))
+                .fetch_optional(&world.pool);
+            row = found.await.unwrap().unwrap_or_default();
+        }
+        let client_id = Some(format!("e{n}"));
+        assert_eq!(row, (Some("own@1".into()), client_id, Some(true)));
     }
-    assert_eq!(row, (Some("own@1".into()), Some("e71".into()), Some(true)));
-    let copied: Vec<uuid::Uuid> =
-        sqlx::query_scalar("SELECT id FROM executions WHERE spec IS NOT NULL")
-            .fetch_all(&world.pool)
-            .await
-            .unwrap();
-    assert_eq!(copied, [live.id.0], "one that has ended needs none");
+    let copied: Vec<uuid::Uuid> = sqlx::query_scalar(
+        "SELECT id FROM executions WHERE spec IS NOT NULL ORDER BY submitted_at",
+    )
+    .fetch_all(&world.pool)
+    .await
+    .unwrap();
+    assert_eq!(copied, [ended.id.0, live.id.0]);
     stop.cancel();
     recorder.await.unwrap().unwrap();
 }

@@ -14,7 +14,7 @@ use crate::support::{database, number, rows, words};
 
 /// Each migration with the BLAKE3-256 of its file. Add a line for a new one. Never change a line: each
 /// database remembers what it was made by, and refuses another text.
-const RELEASED: [(&str, &str); 9] = [
+const RELEASED: [(&str, &str); 10] = [
     (
         "0001_executions.sql",
         "84701e9968da87be666aa380960eea2ccc57f9ae3b3bcb0ef06902fc3755d1fa",
@@ -50,6 +50,10 @@ const RELEASED: [(&str, &str); 9] = [
     (
         "0009_waiting_quota.sql",
         "e0e84499374de00035a7b8aa839e80b5e91493ae6b47a464b762929d5ff79325",
+    ),
+    (
+        "0010_ended_submissions.sql",
+        "ea07ed6054b860675271ef71ffc07e0f05bd8a9aedea11c69beb13a6dc2bacc5",
     ),
 ];
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use fiec_schemas::dependency::AfterOutcome;
 use fiec_schemas::quota::WEIGHT_LIMIT;
 use fiec_schemas::scheduling::GANG_LIMIT;
 use fiec_schemas::spread::UP_TO;
@@ -307,6 +308,10 @@ fn demands(field: &str, w: &Workload, before: &BTreeSet<&str>) -> Result<(), Fie
                 rule,
             ));
         }
+        if let AfterOutcome::AtLeast(_) = after.on {
+            let rule = "must be ok or any: a share is for groups, which a scenario does not have";
+            return Err(FieldError::new(format!("{field}.after[{n}].on"), rule));
+        }
     }
     let own = &w.submission;
     if let Some(size) = w.gang {
@@ -342,6 +347,11 @@ fn demands(field: &str, w: &Workload, before: &BTreeSet<&str>) -> Result<(), Fie
             "say it in the workload's `after`",
         ),
         ("array", own.array.is_some(), "say how many in `arrivals`"),
+        (
+            "not_before",
+            own.not_before.is_some(),
+            "say when in `arrivals`",
+        ),
         (
             "spread",
             own.spread.is_some(),

@@ -1,7 +1,7 @@
 //! The parts of a scenario that concern several executions: dependencies, tenants' limits, nodes
 //! with a deadline, nodes that cannot start a program, and programs that end their workers.
 
-use fiec_schemas::scheduling::AfterOutcome;
+use fiec_schemas::dependency::AfterOutcome;
 use fiec_schemas::{NodeId, Tenant};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

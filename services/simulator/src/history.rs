@@ -7,11 +7,12 @@ mod together;
 
 use std::collections::BTreeMap;
 
+use fiec_schemas::dependency::{AfterOutcome, Group, Target};
 use fiec_schemas::messages::NodeEventKind::{
     self, Cordoned, Draining, Joined, Left, Lost, Returned, Revoked, Uncordoned,
 };
-use fiec_schemas::scheduling::{AfterOutcome, Deadline};
-use fiec_schemas::{ExecutionId, NodeId, Signal, Timestamp};
+use fiec_schemas::scheduling::Deadline;
+use fiec_schemas::{BatchId, ClientId, ExecutionId, NodeId, Signal, Timestamp};
 
 pub use rows::{EventRow, ExecutionRow, NodeRow, QuotaRow, VectorRow};
 
@@ -174,7 +175,11 @@ impl History {
         let after = |number: usize| -> Vec<(usize, AfterOutcome)> {
             let row = wholes[number].row;
             let after = row.spec.iter().flat_map(|spec| &spec.after);
-            let found = after.filter_map(|d| Some((*known.get(&d.execution(&row.tenant)?)?, d.on)));
+            let found = after.flat_map(|d| match d.target(&row.tenant) {
+                Some(Target::One(id)) => known.get(&id).map(|n| (*n, d.on)).into_iter().collect(),
+                Some(Target::All(group)) => members(&wholes, row, &group, d.on),
+                None => Vec::new(),
+            });
             found.collect()
         };
         let mut order = Vec::with_capacity(wholes.len());
@@ -219,6 +224,7 @@ impl History {
         submission.id = None;
         submission.array = None;
         submission.gang = None;
+        submission.not_before = None;
         submission.after.clear();
         submission.verify = None;
         let spread = submission.spread.take().map(|spread| spread.up_to);
@@ -340,6 +346,33 @@ fn played(deadline: &Deadline, submitted_at: Timestamp, began: Timestamp) -> Dea
         at: None,
         on_miss: deadline.on_miss,
     }
+}
+
+/// The members of a group for which an execution waited, with the outcome that it wanted of each.
+fn members(
+    wholes: &[Whole<'_>],
+    waiter: &ExecutionRow,
+    group: &Group,
+    on: AfterOutcome,
+) -> Vec<(usize, AfterOutcome)> {
+    // Which ones a share left out is not known.
+    let on = match on {
+        AfterOutcome::AtLeast(_) => AfterOutcome::Any,
+        on => on,
+    };
+    let is_member = |other: &ExecutionRow| {
+        let spec = other.spec.as_ref();
+        let id = spec.and_then(|spec| spec.id.as_ref());
+        let batch = spec.and_then(|spec| spec.batch.as_ref());
+        let batch = batch.map(|name| BatchId::from_client(&other.tenant, name));
+        other.tenant == waiter.tenant
+            && other.submitted_at <= waiter.submitted_at
+            && other.execution != waiter.execution
+            && group.has(id.map(ClientId::as_str), batch)
+    };
+    let numbered = wholes.iter().enumerate();
+    let members = numbered.filter(|(_, whole)| is_member(whole.row));
+    members.map(|(number, _)| (number, on)).collect()
 }
 
 fn name(number: usize) -> String {

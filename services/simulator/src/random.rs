@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use fiec_schemas::scheduling::{AfterOutcome, WhenUnviable};
+use fiec_schemas::dependency::AfterOutcome;
+use fiec_schemas::scheduling::WhenUnviable;
 use fiec_schemas::{BatchName, CommitPolicy, Signal, Tenant, Threshold};
 
 use crate::draw::{Draw, Purpose};

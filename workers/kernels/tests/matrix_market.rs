@@ -3,7 +3,10 @@
 
 use std::path::Path;
 
-use fiec_kernels::matrix_market::{read, read_symmetric_positive_definite_candidate as candidate};
+use fiec_kernels::matrix_market::{
+    is_matrix_market, parse_candidate_bytes, parse_dense, read,
+    read_symmetric_positive_definite_candidate as candidate,
+};
 use proptest::prelude::*;
 
 const SYM: &str = "%%MatrixMarket matrix coordinate real symmetric\n";
@@ -132,7 +135,7 @@ fn each_broken_rule_is_named_with_its_line() {
         ),
         (
             format!("{SYM}4000000000 4000000000 1\n1 1 1\n"),
-            ":2: the row count is more than",
+            ":2: the row count is more than 16777216",
         ),
         (
             format!("{SYM}5000000000 5000000000 1\n1 1 1\n"),
@@ -148,19 +151,27 @@ fn each_broken_rule_is_named_with_its_line() {
         ),
         (
             SYM.replace("real", "complex"),
-            ":1: this field is not supported",
+            ":1: the field complex is not supported; use real or integer",
         ),
         (
             SYM.replace("real", "pattern"),
-            ":1: this field is not supported",
+            ":1: the field pattern is not supported",
         ),
         (
             SYM.replace("coordinate", "array"),
-            ":1: this format is not supported",
+            ":1: the format array is not supported; use coordinate",
+        ),
+        (
+            SYM.replace("coordinate", "elemental"),
+            ":1: the format is not supported",
         ),
         (
             SYM.replace("symmetric", "skew-symmetric"),
-            ":1: this symmetry is not supported",
+            ":1: the symmetry skew-symmetric is not supported",
+        ),
+        (
+            SYM.replace("symmetric", "hermitian"),
+            ":1: the symmetry hermitian is not supported",
         ),
         (
             SYM.replace("real", "integer") + "1 1 1\n1 1 1.5\n",
@@ -191,6 +202,93 @@ fn each_broken_rule_is_named_with_its_line() {
             .to_string()
             .contains("not a regular file")
     );
+}
+
+#[test]
+fn files_are_read_as_they_are_published() {
+    let plain = format!("{SYM}3 3 4\n1 1 2\n2 1 -1\n2 2 2\n3 3 2\n");
+    let expected = parse_candidate_bytes("m", plain.as_bytes()).unwrap();
+    for text in [
+        format!("{SYM}% by rows\n3 3 4\n% one\n1 1 2\n\n2 1 -1\n  %two\n2 2 2\n3 3 2\n% end\n\n"),
+        format!("\u{feff}{plain}"),
+        format!("  \t{plain}"),
+        plain.replace('\n', "\r\n"),
+        plain.replace("%%MatrixMarket matrix", "%%matrixmarket MATRIX"),
+        plain.lines().map(|line| format!("  {line}\t\n")).collect(),
+    ] {
+        assert!(is_matrix_market(text.as_bytes()), "{text}");
+        let found = parse_candidate_bytes("m", text.as_bytes()).unwrap();
+        for row in 0..3 {
+            assert_eq!(found.row(row), expected.row(row), "{text}");
+        }
+    }
+    assert!(!is_matrix_market(b"%%Matrix") && !is_matrix_market(b"\x93NUMPY"));
+}
+
+#[test]
+fn dense_matrices_are_read_from_arrays_and_from_few_entries() {
+    let dense = |text: &str| parse_dense("m", text.as_bytes(), 4_000_000);
+    let array =
+        "%%MatrixMarket matrix array real general\n% by columns\n2 3\n1\n2\n3\n\n4e0\n5\n6\n";
+    let found = dense(array).unwrap();
+    assert_eq!((found.rows, found.cols), (2, 3));
+    assert_eq!(found.values, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    let symmetric = "%%MatrixMarket matrix array integer symmetric\n3 3\n1\n2\n3\n4\n5\n6\n";
+    let found = dense(symmetric).unwrap();
+    assert_eq!(found.values, [1.0, 2.0, 3.0, 2.0, 4.0, 5.0, 3.0, 5.0, 6.0]);
+    // Far more rows than bytes: as LFAT5_hypersparse has them.
+    let few = format!("{GEN}2000 2000 2\n1 1 7\n2000 2 8\n");
+    let found = dense(&few).unwrap();
+    let filled: Vec<_> = found.values.iter().filter(|v| **v != 0.0).collect();
+    assert_eq!((filled, found.values[3_999]), (vec![&7.0, &8.0], 8.0));
+    let found = parse_candidate_bytes("m", few.replace("2000 2 8", "2 2 8").as_bytes());
+    assert!(
+        found
+            .unwrap_err()
+            .to_string()
+            .contains("row 3 has no diagonal")
+    );
+    let edited = |from: &str, to: &str| array.replacen(from, to, 1);
+    for (text, words) in [
+        (edited("\n6\n", "\n"), "m:9: truncated: 5 of 6"),
+        (edited("\n6\n", "\n6\n7\n"), "m:11: more entries than the 6"),
+        (
+            edited("2 3", "2"),
+            "m:3: expected the size line \"rows columns\"",
+        ),
+        (edited("2 3", "2 3 6"), "m:3: expected the size line"),
+        (edited("2 3", "0 3"), "m:3: the matrix has no rows"),
+        (edited("2 3", "3 0"), "m:3: the matrix has no columns"),
+        (
+            edited("2 3", "3000 2000"),
+            "m:3: the number of elements is more than 4000000",
+        ),
+        (
+            edited("2 3", "18446744073709551615 2"),
+            "m:3: the number of elements",
+        ),
+        (edited("4e0", "4 4"), "m:8: expected one value"),
+        (edited("4e0", "nan"), "m:8: the value is not finite"),
+        (
+            symmetric.replace("3 3", "3 2"),
+            "m:2: the matrix is 3 x 2; it must be square",
+        ),
+        (
+            symmetric.replace("integer", "pattern"),
+            "m:1: the field pattern is not",
+        ),
+        (
+            few.replace("2000 2000", "2001 2000"),
+            "m:2: the number of elements",
+        ),
+        (
+            array.replace("%%Matrix", "%%matrics "),
+            "m:1: expected the header",
+        ),
+    ] {
+        let said = dense(&text).unwrap_err().to_string();
+        assert!(said.starts_with(words), "{text}\n{said}");
+    }
 }
 
 #[test]
@@ -234,5 +332,7 @@ proptest! {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), [SYM.as_bytes(), text.as_bytes(), &tail].concat()).unwrap();
         let _ = candidate(file.path());
+        let dense = "%%MatrixMarket matrix array real symmetric\n";
+        let _ = parse_dense("m", &[dense.as_bytes(), text.as_bytes(), &tail].concat(), 10_000);
     }
 }

@@ -85,7 +85,10 @@ async fn within<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Res
     }
 }
 
-/// The last 20 executions.
+/// Executions in the list without an id.
+const LISTED: u32 = 20;
+
+/// The last executions.
 async fn list(pool: &PgPool, tenant: &Tenant, global: &Global) -> anyhow::Result<Outcome> {
     let behind = behind(pool, global).await?;
     // A script gets every column, a person those that fit on a page.
@@ -104,11 +107,15 @@ async fn list(pool: &PgPool, tenant: &Tenant, global: &Global) -> anyhow::Result
         format!(
             "SELECT {columns} FROM execution_summary AS e \
              JOIN executions AS x ON x.id = e.execution WHERE e.tenant = '{tenant}' \
-             ORDER BY e.submitted_at DESC LIMIT 20"
+             ORDER BY e.submitted_at DESC LIMIT {LISTED}"
         ),
     )
     .await?;
     rows.print(global.json);
+    let of = format!("executions WHERE tenant = '{tenant}'");
+    if let Some(words) = sql::left_out(pool, &rows, LISTED, &of).await? {
+        eprintln!("{words}; `fiec ls --all` lists more");
+    }
     if let Some(words) = behind {
         eprintln!("{words}");
     }

@@ -111,6 +111,10 @@ pub async fn run(args: LsArgs, global: &Global) -> anyhow::Result<Outcome> {
     } else {
         rows.print(global.json);
     }
+    let of = format!("executions AS x WHERE {}", args.conditions());
+    if let Some(words) = sql::left_out(&pool, &rows, args.limit, &of).await? {
+        eprintln!("{words}; `-n` lists more");
+    }
     Ok(Outcome::Done)
 }
 

@@ -51,6 +51,10 @@ pub async fn run(args: RejectionsArgs, global: &Global) -> anyhow::Result<Outcom
     } else {
         rows.print(global.json);
     }
+    let of = format!("rejections {of}");
+    if let Some(words) = sql::left_out(&pool, &rows, args.limit, &of).await? {
+        eprintln!("{words}; `-n` lists more");
+    }
     Ok(Outcome::Done)
 }
 

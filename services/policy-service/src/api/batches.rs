@@ -11,8 +11,8 @@ use async_nats::jetstream::stream::RawMessageErrorKind;
 use fiec_broker::{BrokerError, Entry};
 use fiec_schemas::messages::{BatchReply, BatchRequest, BatchVerb, Untaken};
 use fiec_schemas::{
-    BatchId, BatchName, ExecutionId, ExecutionState, Glance, LedgerMessage, Phase, PhaseKind,
-    RequestKind, Sequence, Tenant, subjects,
+    BatchId, ExecutionId, ExecutionState, Glance, LedgerMessage, Phase, PhaseKind, RequestKind,
+    Sequence, Tenant, subjects,
 };
 use futures_util::{StreamExt as _, stream};
 use tokio::time::Instant;
@@ -20,9 +20,9 @@ use tokio::time::Instant;
 use super::answer::refused;
 use super::changes::{Asked, Change, is_paused, is_requested};
 use super::pages::{About, Concern, Member, Page};
-use super::unread::Next;
 use super::{Answered, Api, parse, somebody, tenant};
 use crate::refusal::Refusal;
+use crate::unread::Next;
 
 /// Executions changed at the same time.
 const AT_ONCE: usize = 32;
@@ -140,7 +140,7 @@ impl Api {
                 ..refused(&refusal)
             })));
         }
-        let unread = self.unread(&about.tenant).await?;
+        let unread = self.effects.unread(&about.tenant).await?;
         Ok(Ok(Page::new(about, unread, untaken)))
     }
 
@@ -314,7 +314,11 @@ impl Api {
         };
         unread.heard = Instant::now();
         loop {
-            match self.next_unread(&tenant, &mut unread, deadline).await? {
+            match self
+                .effects
+                .next_unread(&tenant, &mut unread, deadline)
+                .await?
+            {
                 Next::Over => break,
                 Next::NotYet => {
                     page.unread = Some(unread);
@@ -339,7 +343,7 @@ impl Api {
 /// True for a message of an execution of this batch. An unreadable message also counts: the full
 /// read reports its error.
 fn may_be_of(header: &str, batch: BatchId) -> bool {
-    let of = |glance: Glance| glance.batch().is_some_and(|place| place.id == batch);
+    let of = |glance: Glance<'_>| glance.batch().is_some_and(|place| place.id == batch);
     Glance::read(header).map_or(true, of)
 }
 
@@ -359,9 +363,10 @@ fn take_member(page: &mut Page, state: &ExecutionState, seq: Sequence) {
             Some(change) => concern(&change, state),
             None => Concern::Nothing,
         },
+        id: state.client_id.clone(),
         after: after
             .iter()
-            .filter_map(|other| other.execution(&page.about.tenant))
+            .filter_map(|other| other.target(&page.about.tenant))
             .collect(),
     };
     // A copy that lags behind may have been read first.
@@ -413,14 +418,10 @@ fn none_known(page: &Page, batch: String) -> BatchReply {
 }
 
 fn batch_of(tenant: &Tenant, text: &str) -> Answered<BatchId> {
-    if let Ok(id) = text.parse() {
-        return Ok(id);
-    }
-    let name: BatchName = text.parse().map_err(|_| {
+    BatchId::named(tenant, text).ok_or_else(|| {
         let rule = format!("{text:?} is neither a batch's UUID nor its name");
         Refusal::invalid("batch", rule)
-    })?;
-    Ok(BatchId::from_client(tenant, &name))
+    })
 }
 
 /// What the change has to do for an execution.

@@ -80,7 +80,7 @@ pub(super) struct Asked<'a> {
 
 /// The execution's name for people: its client's id, or its UUID.
 pub(super) fn called(state: &ExecutionState) -> String {
-    let client = state.spec.as_ref().and_then(|spec| spec.id.as_ref());
+    let client = state.client_id.as_ref();
     client.map_or_else(|| state.execution.to_string(), ToString::to_string)
 }
 

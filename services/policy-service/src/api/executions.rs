@@ -1,8 +1,10 @@
 //! Requests about one execution. [`super::changes`] makes those that change its ledger.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use fiec_broker::Entry;
+use fiec_schemas::dependency::Target;
 use fiec_schemas::messages::{ApiReply, ControlRequest, ExecutionRequest, ExecutionVerb, Why};
 use fiec_schemas::package::Grant;
 use fiec_schemas::scheduling::Adjustment;
@@ -20,6 +22,8 @@ use crate::refusal::Refusal;
 /// Extra time for a ledger to appear after its submission was accepted, beyond the time that a node
 /// has to append it.
 const NEWBORN: Duration = Duration::from_millis(300);
+/// Longest wait for a queued submission to be taken in.
+const QUEUED: Duration = Duration::from_secs(5);
 /// Longest wait for a node before the asker gets an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -128,21 +132,45 @@ impl Api {
             let rule = format!("{id:?} is neither a UUID nor a client's id");
             return Err(Refusal::invalid("id", rule));
         }
-        let deadline = Instant::now() + self.options.entrust.min(PATIENCE) + NEWBORN;
+        let ids: Vec<_> = [uuid, client].into_iter().flatten().collect();
+        let mut deadline = Instant::now() + self.options.entrust.min(PATIENCE) + NEWBORN;
+        let mut is_queued = false;
         loop {
-            for execution in [uuid, client].into_iter().flatten() {
-                if let Some(entry) = self.effects.ledger.last(tenant, execution).await? {
-                    return Ok(entry);
-                }
+            if let Some(entry) = self.first_of(tenant, &ids).await? {
+                return Ok(entry);
             }
             if Instant::now() > deadline {
-                return Err(Refusal::UnknownExecution {
-                    tenant: tenant.clone(),
-                    id: id.to_owned(),
-                });
+                let id = id.to_owned();
+                if is_queued {
+                    return Err(Refusal::Queued { id });
+                }
+                if !self.is_queued(tenant, &ids).await? {
+                    // A submission leaves the queue after its ledger has begun.
+                    let tenant = tenant.clone();
+                    let found = self.first_of(&tenant, &ids).await?;
+                    return found.ok_or(Refusal::UnknownExecution { tenant, id });
+                }
+                is_queued = true;
+                deadline = Instant::now() + QUEUED;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
+    }
+
+    async fn first_of(&self, tenant: &Tenant, ids: &[ExecutionId]) -> Answered<Option<Entry>> {
+        for execution in ids {
+            if let Some(entry) = self.effects.ledger.last(tenant, *execution).await? {
+                return Ok(Some(entry));
+            }
+        }
+        Ok(None)
+    }
+
+    /// True if a queued submission will become one of these executions.
+    async fn is_queued(&self, tenant: &Tenant, ids: &[ExecutionId]) -> Answered<bool> {
+        let mut wanted: BTreeSet<_> = ids.iter().copied().map(Target::One).collect();
+        self.effects.drop_queued(tenant, &mut wanted).await?;
+        Ok(wanted.len() < ids.len())
     }
 
     async fn status(&self, entry: Entry) -> ApiReply {

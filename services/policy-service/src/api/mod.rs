@@ -16,7 +16,6 @@ mod quotas;
 mod retries;
 mod sight;
 mod submit;
-mod unread;
 mod view;
 
 use std::sync::Arc;

@@ -2,20 +2,20 @@
 //! names a cursor, with which the next request continues. If a policy service does not know the
 //! cursor, it reads the ledgers again. Executions that were changed before need no change then.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use fiec_schemas::dependency::Target;
+use fiec_schemas::dependency::graph::{Graph, Vertex};
 use fiec_schemas::messages::{BatchReply, BatchVerb, Untaken};
-use fiec_schemas::{BatchId, ExecutionId, PhaseKind, Sequence, Tenant};
+use fiec_schemas::{BatchId, ClientId, ExecutionId, PhaseKind, Sequence, Tenant};
 
-use super::unread::Unread;
 use crate::refusal::Refusal;
+use crate::unread::{KEPT, Unread};
 
 /// Most requests that are kept between two answers. A further one replaces the oldest.
 const AT_ONCE: usize = 8;
-/// How long a page is kept for the next request.
-pub const KEPT: Duration = Duration::from_secs(60);
 
 /// Subject of a request. A cursor is valid for the same subject only.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,8 +57,10 @@ pub struct Member {
     pub phase: PhaseKind,
     /// What the request has to do here.
     pub concern: Concern,
-    /// The executions that it waits for.
-    pub after: Vec<ExecutionId>,
+    /// Its client's id.
+    pub id: Option<ClientId>,
+    /// What it waits for.
+    pub after: Vec<Target>,
 }
 
 /// Progress of a request about a batch.
@@ -149,7 +151,7 @@ impl Page {
         }
         self.members
             .retain(|_, member| member.concern == Concern::Change);
-        self.levels = in_order(&self.members);
+        self.levels = in_order(self.about.batch, &self.members);
         if self.about.verb == BatchVerb::Retry {
             // What waits for another one would fail again, had that not started again before.
             self.levels.make_contiguous().reverse();
@@ -159,42 +161,43 @@ impl Page {
 
 /// Executions in levels, dependents before their dependencies. So no execution fails or starts
 /// because its dependency was changed first.
-fn in_order(members: &HashMap<ExecutionId, Member>) -> VecDeque<VecDeque<ExecutionId>> {
-    let mut waiters: HashMap<ExecutionId, usize> = HashMap::new();
-    for other in members.values().flat_map(|member| &member.after) {
-        if members.contains_key(other) {
-            *waiters.entry(*other).or_default() += 1;
+fn in_order(
+    batch: BatchId,
+    members: &HashMap<ExecutionId, Member>,
+) -> VecDeque<VecDeque<ExecutionId>> {
+    // By ledger sequence, so that the first submission is reached first.
+    let mut sorted: Vec<_> = members.iter().collect();
+    sorted.sort_unstable_by_key(|(_, member)| member.seq);
+    let vertex = |(place, (id, member)): (usize, &(&ExecutionId, &Member))| Vertex {
+        place,
+        execution: Some(**id),
+        id: member.id.clone(),
+        batch: Some(batch),
+        after: member.after.clone(),
+    };
+    let vertices: Vec<_> = (0..).zip(&sorted).map(vertex).collect();
+    let graph = Graph::of(sorted.len(), &vertices);
+    // A submission without a circle was taken in, so nothing is left over.
+    let (order, _) = graph.sorted();
+    let mut level: HashMap<usize, usize> = HashMap::new();
+    let mut levels: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
+    for at in order.into_iter().rev() {
+        let own = level.get(&at).copied().unwrap_or(0);
+        // A group is no step of its own.
+        let theirs = own + usize::from(!graph.is_group(at));
+        for needed in graph.needs(at) {
+            let level = level.entry(needed).or_default();
+            *level = theirs.max(*level);
+        }
+        if !graph.is_group(at) {
+            levels.entry(own).or_default().insert(at);
         }
     }
-    let mut level: HashMap<ExecutionId, usize> = HashMap::new();
-    let ids = members.keys().copied();
-    let mut free: Vec<_> = ids.filter(|id| !waiters.contains_key(id)).collect();
-    let mut levels: BTreeMap<usize, Vec<ExecutionId>> = BTreeMap::new();
-    while let Some(id) = free.pop() {
-        let own = level.get(&id).copied().unwrap_or(0);
-        levels.entry(own).or_default().push(id);
-        for other in members
-            .get(&id)
-            .into_iter()
-            .flat_map(|member| &member.after)
-        {
-            let Some(left) = waiters.get_mut(other) else {
-                continue;
-            };
-            let theirs = level.entry(*other).or_default();
-            *theirs = (*theirs).max(own + 1);
-            *left -= 1;
-            if *left == 0 {
-                free.push(*other);
-            }
-        }
-    }
-    // Order by ledger sequence, so that the first submission is reached first.
-    let sorted = levels.into_values().map(|mut ids| {
-        ids.sort_unstable_by_key(|id| members.get(id).map(|member| member.seq));
-        ids.into()
+    let ids = levels.into_values().map(|places| {
+        let ids = places.into_iter().filter_map(|place| sorted.get(place));
+        ids.map(|(id, _)| **id).collect()
     });
-    sorted.collect()
+    ids.collect()
 }
 
 #[derive(Default)]
@@ -244,7 +247,8 @@ mod tests {
                 seq,
                 phase: PhaseKind::Pending,
                 concern: Concern::Change,
-                after: after.iter().copied().map(id).collect(),
+                id: None,
+                after: after.iter().copied().map(id).map(Target::One).collect(),
             };
             (id(*number), member)
         };
@@ -255,7 +259,7 @@ mod tests {
     fn what_waits_for_others_comes_before_them_and_else_the_oldest_first() {
         // 3 depends on 1 and 2, 2 depends on 1, 4 depends on an unknown execution.
         let all = members(&[(1, &[]), (2, &[1]), (3, &[1, 2]), (4, &[9])]);
-        let levels = in_order(&all);
+        let levels = in_order(BatchId(uuid::Uuid::nil()), &all);
         let expected = [vec![id(3), id(4)], vec![id(2)], vec![id(1)]];
         assert_eq!(levels, expected.map(VecDeque::from));
     }

@@ -14,9 +14,9 @@ use fiec_schemas::{
 use tokio::time::Instant;
 
 use super::changes::{Asked, Change, called};
-use super::unread::Next;
 use super::{Answered, Api};
 use crate::refusal::{CannotRetry, Refusal};
+use crate::unread::Next;
 
 /// Time in which all ledgers of a tenant are searched for executions that waited in vain.
 const SEARCH: Duration = Duration::from_secs(5);
@@ -235,12 +235,16 @@ impl Api {
         tenant: &Tenant,
     ) -> Answered<Option<BTreeMap<ExecutionId, Vec<ExecutionId>>>> {
         let mut found: BTreeMap<_, Vec<_>> = BTreeMap::new();
-        let Some(mut unread) = self.unread(tenant).await? else {
+        let Some(mut unread) = self.effects.unread(tenant).await? else {
             return Ok(Some(found));
         };
         let deadline = Instant::now() + SEARCH;
         loop {
-            let (seq, header) = match self.next_unread(tenant, &mut unread, deadline).await? {
+            let (seq, header) = match self
+                .effects
+                .next_unread(tenant, &mut unread, deadline)
+                .await?
+            {
                 Next::Message { seq, header } => (seq, header),
                 Next::Over => return Ok(Some(found)),
                 Next::NotYet => return Ok(None),

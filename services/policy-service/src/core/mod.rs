@@ -323,6 +323,7 @@ impl Core {
                 answer: true,
             }),
             Outcome::Ended(execution, seen) => self.step(Input::Ended { execution, seen }),
+            Outcome::Members(tenant, found) => self.step(Input::Members { tenant, found }),
             Outcome::Verdict(verdict) => self.step(Input::Verdict {
                 verdict: Box::new(*verdict),
             }),

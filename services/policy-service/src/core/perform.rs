@@ -131,6 +131,11 @@ impl Core {
                         .running
                         .run(None, self.effects.clone().look_at_end(tenant, execution));
                 }
+                Action::FindMembers { tenant, sought } => {
+                    let owed = Outcome::Members(tenant.clone(), Vec::new());
+                    let find = self.effects.clone().find_members(tenant, sought);
+                    self.effects.running.run(owed, find);
+                }
                 Action::MakePart {
                     part,
                     holder,

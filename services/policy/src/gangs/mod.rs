@@ -167,6 +167,11 @@ impl Gangs {
         }
         // All replicas learn this from the ledger, whichever of them preempted.
         life.keep_for_leading();
+        self.retry_leading(life);
+    }
+
+    /// Tries the leading gang again at once: there may be room for it now.
+    pub fn retry_leading(&mut self, life: &mut Lifecycle) {
         if let Some(key) = life.leading().map(|leading| leading.key.clone())
             && let Some(gang) = self.gangs.get_mut(&key)
         {

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use fiec_schemas::scheduling::{Dependency, Gang};
-use fiec_schemas::{BatchId, BatchName, ExecutionId, Submission, Tenant};
+use fiec_schemas::dependency::Dependency;
+use fiec_schemas::scheduling::Gang;
+use fiec_schemas::{BatchId, BatchName, ExecutionId, Submission, Tenant, Timestamp};
 use serde::Deserialize;
 
 use super::Lifecycle;
@@ -20,6 +21,9 @@ pub(crate) struct BondSpec {
     /// The executions that must end first.
     #[serde(default)]
     pub after: Vec<Dependency>,
+    /// The moment before which it is not placed.
+    #[serde(default)]
+    pub not_before: Option<Timestamp>,
     /// Most executions of its batch that run at once.
     #[serde(default)]
     pub at_once: Option<u32>,
@@ -31,20 +35,29 @@ pub(crate) struct BondSpec {
 impl BondSpec {
     /// Reads a submission. None if it holds nothing back.
     pub fn of(spec: &Submission) -> Option<Self> {
-        let any = spec.batch.is_some() || !spec.after.is_empty() || spec.gang.is_some();
-        any.then(|| Self {
+        Self {
             batch: spec.batch.clone(),
             after: spec.after.clone(),
+            not_before: spec.not_before,
             at_once: spec.at_once,
             gang: spec.gang.clone(),
-        })
+        }
+        .if_any()
     }
 
     /// Reads a submission in JSON. None if it holds nothing back.
     pub fn read(json: &str) -> Option<Self> {
-        let spec: Self = serde_json::from_str(json).ok()?;
-        let any = spec.batch.is_some() || !spec.after.is_empty() || spec.gang.is_some();
-        any.then_some(spec)
+        serde_json::from_str::<Self>(json).ok()?.if_any()
+    }
+
+    fn if_any(self) -> Option<Self> {
+        let any = self.batch.is_some() || self.waits() || self.gang.is_some();
+        any.then_some(self)
+    }
+
+    /// True if it waits for others, or for a moment.
+    pub fn waits(&self) -> bool {
+        !self.after.is_empty() || self.not_before.is_some()
     }
 }
 

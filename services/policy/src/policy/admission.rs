@@ -78,13 +78,18 @@ impl Machines {
             sharing: &self.sharing,
         };
         self.gangs.choose_leading(life, &members);
+        if life.cluster().changed.places {
+            self.gangs.retry_leading(life);
+        }
         let sweep = self.sweep(life);
-        if !std::mem::take(&mut life.changed().admission) && !sweep {
+        let is_due = self.prerequisites.is_due(life.now.wall);
+        if !std::mem::take(&mut life.changed().admission) && !sweep && !is_due {
             return;
         }
         let quotas = &self.quotas;
         let reserved_by = |id| quotas.tenant_of(id).cloned();
-        self.prerequisites.act(life, reserved_by);
+        let free = self.prerequisites.act(life, reserved_by);
+        self.wait_again(life, free);
         let members = OfMembers {
             prerequisites: &self.prerequisites,
             quotas: &self.quotas,

@@ -23,7 +23,7 @@ impl Gate for Machines {
         self.quotas.is_limited(tenant)
             || spec.is_some_and(|spec| {
                 let limited = self.quotas.at_once(spec.batch.as_ref().map(batch));
-                let own = !spec.after.is_empty() || spec.gang.is_some() || spec.at_once.is_some();
+                let own = spec.waits() || spec.gang.is_some() || spec.at_once.is_some();
                 own || limited.is_some()
             })
     }
@@ -123,18 +123,17 @@ impl Gate for Machines {
         let Some(spec) = spec else {
             return;
         };
-        let after = spec.after;
         let batch = spec.batch.as_ref();
         let bonds = Bonds {
             batch: batch.map(|name| BatchId::from_client(tenant, name)),
             at_once: spec.at_once,
-            gang: spec.gang,
+            gang: spec.gang.clone(),
         };
         life.note_bonds(id, bonds);
         self.quotas.join(life, id);
         life.changed().admission = true;
         if !bound {
-            self.prerequisites.join(life, id, tenant, &after);
+            self.prerequisites.join(life, id, tenant, &spec);
         }
         self.gangs.join(life, id);
     }

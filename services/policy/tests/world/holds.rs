@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use fiec_policy::{Action, Input};
-use fiec_policy::{Fate, Seen};
+use fiec_policy::{Action, Fate, FoundMembers, Input, Seen, SoughtGroup};
 use fiec_schemas::quota::{Quota, Reservations};
-use fiec_schemas::{ExecutionId, Tenant};
+use fiec_schemas::{ExecutionId, ExecutionState, Tenant};
 use fiec_simulator::decide::Decide as _;
 
 use super::World;
@@ -50,6 +49,11 @@ impl World {
                     let seen = self.seen(execution);
                     self.step(Input::Ended { execution, seen });
                 }
+                Action::FindMembers { tenant, sought } => {
+                    let found = sought.into_iter().map(|sought| self.members(sought));
+                    let found = found.collect();
+                    self.step(Input::Members { tenant, found });
+                }
                 Action::Reserve {
                     tenant,
                     quota,
@@ -69,6 +73,21 @@ impl World {
                 }
                 _ => {}
             }
+        }
+    }
+
+    fn members(&self, sought: SoughtGroup) -> FoundMembers {
+        let is_member = |state: &ExecutionState| {
+            let batch = state.batch.map(|place| place.id);
+            let id = state.client_id.as_ref().map(|id| id.as_str());
+            state.submitted_at <= sought.up_to && sought.group.has(id, batch)
+        };
+        let states = self.ledgers.values().map(|ledger| &ledger.state);
+        let members = states.filter(|state| is_member(state));
+        let members = members.map(|state| (state.execution, self.seen(state.execution)));
+        FoundMembers {
+            members: members.collect(),
+            sought,
         }
     }
 

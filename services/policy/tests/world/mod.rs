@@ -179,7 +179,7 @@ impl World {
                 Action::Forget { node, instance } => self.forgotten.push((node.clone(), *instance)),
                 Action::Probe { node } => self.probes.push(node.to_string()),
                 Action::SendCapsule { .. } => self.capsules += 1,
-                Action::Lookup { .. } | Action::Reserve { .. } => {
+                Action::Lookup { .. } | Action::Reserve { .. } | Action::FindMembers { .. } => {
                     self.holds.asked.push(action.clone());
                 }
                 Action::MakePart { .. } => self.births.push(action.clone()),

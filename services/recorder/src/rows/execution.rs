@@ -173,7 +173,7 @@ impl ExecutionRow {
         Self {
             id: state.execution,
             tenant: state.tenant,
-            client_id: spec.as_ref().and_then(|spec| spec.id.clone()),
+            client_id: state.client_id,
             batch_id: state.batch.map(|batch| batch.id),
             batch_line: state.batch.map(|batch| batch.line),
             program: spec.as_ref().map(|spec| spec.program.clone()),

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use fiec_policy::Fate;
+use fiec_schemas::dependency::AfterOutcome;
 use fiec_schemas::programs::TileRange;
-use fiec_schemas::scheduling::AfterOutcome;
 use fiec_schemas::spread::Part;
 use fiec_schemas::{
     BoundaryIndex, Event, EventKind, ExecutionId, ExecutionState, Phase, Submission,

@@ -9,7 +9,8 @@ use crate::scenario::Workload;
 use exec::{Held, Waits};
 use fiec_policy::Fate;
 use fiec_schemas::BatchName;
-use fiec_schemas::scheduling::{AfterOutcome, Dependency, Gang as GangSpec, OnMiss};
+use fiec_schemas::dependency::{AfterOutcome, Dependency};
+use fiec_schemas::scheduling::{Gang as GangSpec, OnMiss};
 
 /// Most executions that one waits for. More need more time and show nothing else.
 const AWAITED: usize = 256;
@@ -182,10 +183,8 @@ impl<D: Decide> World<'_, D> {
             ..Held::default()
         };
         for (other, on) in after {
-            spec.after.push(Dependency {
-                id: self.id_of(other).to_string(),
-                on,
-            });
+            spec.after
+                .push(Dependency::new(self.id_of(other).to_string(), on));
             match self.exec(other).fate {
                 Some(fate) => held.doomed |= on == AfterOutcome::Ok && fate != Fate::Completed,
                 None => {

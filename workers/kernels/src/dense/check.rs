@@ -41,9 +41,9 @@ pub fn signs(n: usize) -> Vec<f64> {
 
 /// A column whose error exceeds the rounding bound. Columns count from 0.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[error("the check of column {column} gives {found:e}, over its bound of {bound:e}")]
+#[error("the check of column {} gives {found:e}, over its bound of {bound:e}", .column + 1)]
 pub struct Exceeded {
-    /// The column.
+    /// The column, from 0. The message counts from 1, as files do.
     pub column: usize,
     /// Its error.
     pub found: f64,

@@ -29,15 +29,15 @@ const SMALLEST: f64 = f64::from_bits(3 << 52);
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum LuError {
     /// All remaining rows have a zero in this column.
-    #[error("the matrix is singular: column {column} has no nonzero pivot")]
+    #[error("the matrix is singular: column {} has no nonzero pivot", .column + 1)]
     Singular {
-        /// The column.
+        /// The column, from 0. The message counts from 1, as files do.
         column: usize,
     },
     /// The numbers grew beyond f64.
-    #[error("the pivot of column {column} is {value}: the numbers overflowed")]
+    #[error("the pivot of column {} is {value}: the numbers overflowed", .column + 1)]
     Overflow {
-        /// The column.
+        /// The column, from 0. The message counts from 1, as files do.
         column: usize,
         /// The pivot.
         value: f64,

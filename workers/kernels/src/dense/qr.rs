@@ -31,9 +31,9 @@ const SAFE: std::ops::Range<f64> = 1e-140..1e140;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum QrError {
     /// The numbers grew beyond f64. Columns count from 0.
-    #[error("the norm of column {column} is {value}: the numbers overflowed")]
+    #[error("the norm of column {} is {value}: the numbers overflowed", .column + 1)]
     Overflow {
-        /// The column.
+        /// The column, from 0. The message counts from 1, as files do.
         column: usize,
         /// The norm.
         value: f64,

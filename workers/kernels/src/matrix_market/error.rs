@@ -27,16 +27,19 @@ pub enum MatrixRule {
     #[error("is not text: the byte at offset {offset} is not valid here")]
     NotText { offset: usize },
     #[error(
-        "expected the header \"%%MatrixMarket matrix coordinate real|integer symmetric|general\""
+        "expected the header \"%%MatrixMarket matrix coordinate|array real|integer \
+         symmetric|general\""
     )]
     Header,
-    #[error("this {what} is not supported; use {supported}")]
+    #[error("the {what} is not supported; use {supported}")]
     Unsupported {
         what: &'static str,
         supported: &'static str,
     },
     #[error("expected the size line \"rows columns entries\"")]
     SizeLine,
+    #[error("expected the size line \"rows columns\"")]
+    ArraySizeLine,
     #[error("truncated: the file ends before its size line")]
     NoSizeLine,
     #[error("the {what} is more than {limit}, {why}")]
@@ -49,6 +52,8 @@ pub enum MatrixRule {
     NotSquare { rows: u64, cols: u64 },
     #[error("the matrix has no rows")]
     NoRows,
+    #[error("the matrix has no columns")]
+    NoColumns,
     #[error("truncated: {found} of {declared} declared entries are there")]
     Truncated { found: u64, declared: u64 },
     #[error("truncated inside an entry: {found} of {declared} declared entries are there")]
@@ -57,6 +62,8 @@ pub enum MatrixRule {
     TooMany { declared: u64 },
     #[error("expected \"row column value\"")]
     Entry,
+    #[error("expected one value")]
+    Value,
     #[error("the {what} index is outside 1 to {limit}")]
     OutOfRange { what: &'static str, limit: u64 },
     #[error("the value is not a number")]

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use fiec_kernels::dense::Mat;
 use fiec_kernels::engine::Engine;
+use fiec_kernels::matrix_market::Dense;
 use fiec_kernels::rhs::load_case;
-use fiec_kernels::sparse::Csr;
 use fiec_kernels::{matrix_market, npy};
 use fiec_schemas::Digest;
 use fiec_schemas::package::Grant;
@@ -112,40 +112,15 @@ fn from_bytes(name: &str, bytes: &[u8]) -> Result<Mat, ProgramError> {
     if npy::is_npy(bytes) {
         return npy::parse(bytes).map_err(|rule| named(name, rule));
     }
-    if !bytes.starts_with(b"%%MatrixMarket") {
+    if !matrix_market::is_matrix_market(bytes) {
         return Err(named(
             name,
             "is neither a .npy file (\\x93NUMPY) nor a Matrix Market file (%%MatrixMarket)",
         ));
     }
-    let sparse = matrix_market::parse_bytes(name, bytes).map_err(ProgramError::permanent)?;
-    if sparse.rows() == 0 || sparse.cols() == 0 {
-        return Err(named(name, "a matrix has at least one row and one column"));
-    }
-    let elements = sparse.rows() as u64 * sparse.cols() as u64;
-    if elements > ELEMENTS_LIMIT {
-        return Err(named(
-            name,
-            format!(
-                "{} x {} has {elements} elements; a dense matrix has at most {ELEMENTS_LIMIT}",
-                sparse.rows(),
-                sparse.cols()
-            ),
-        ));
-    }
-    Ok(filled(&sparse))
-}
-
-fn filled(sparse: &Csr) -> Mat {
-    let mut a = Mat::zeros(sparse.rows(), sparse.cols());
-    let mut view = a.view_mut();
-    for row in 0..sparse.rows() {
-        let (cols, values) = sparse.row(row);
-        for (col, value) in cols.iter().zip(values) {
-            view.col_mut(*col as usize)[row] = *value;
-        }
-    }
-    a
+    let dense = matrix_market::parse_dense(name, bytes, ELEMENTS_LIMIT);
+    let Dense { rows, cols, values } = dense.map_err(ProgramError::permanent)?;
+    Ok(Mat::from_columns(rows, cols, values))
 }
 
 /// Threads, limited by the parameters and the grant.

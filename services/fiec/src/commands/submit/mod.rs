@@ -198,7 +198,7 @@ type Submitted = Result<(Vec<Taken>, Vec<LineError>), String>;
 
 async fn submit_all(broker: &Broker, args: &SubmitArgs, text: &[u8]) -> anyhow::Result<Submitted> {
     let (tenant, atomic) = (&args.tenant.tenant, args.all_or_nothing);
-    let mut requests = match Requests::new(as_lines(text), atomic) {
+    let mut requests = match Requests::new(tenant, as_lines(text), atomic) {
         Ok(requests) => requests,
         Err(reason) => return Ok(Err(reason)),
     };

@@ -4,11 +4,12 @@
 //! comes after those that it waits for (Kahn, "Topological sorting of large networks", 1962), with
 //! the smallest line number first, and is cut anywhere.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 use fiec_schemas::array::Elements;
+use fiec_schemas::dependency::graph::{Graph, Vertex};
 use fiec_schemas::submission::{EXPANSION_LIMIT, LINE_LIMIT, LINES_LIMIT};
-use fiec_schemas::{LineError, Submission};
+use fiec_schemas::{BatchId, ExecutionId, LineError, Submission, Tenant};
 
 /// Most bytes in one request. The broker's own limit is 1 MiB, and a reply may be longer than its
 /// request.
@@ -19,16 +20,11 @@ const REQUEST_LINES: usize = 2_000;
 /// A line with its number in the file.
 pub type Numbered = (u32, Vec<u8>);
 
-/// What the lines of a file need of each other, by their places in the file.
-struct Order {
-    /// For each line, the lines that it waits for.
-    needs: Vec<BTreeSet<usize>>,
-}
-
 /// The lines of a file, and what became of those that were sent.
 pub struct Requests {
     lines: Vec<Numbered>,
-    order: Order,
+    /// What the lines of the file need of each other, by their places in it.
+    graph: Graph,
     /// The requests that were not sent yet, last one first.
     left: Vec<Vec<usize>>,
     /// Lines that were refused, or wait for such a line.
@@ -40,10 +36,10 @@ impl Requests {
     ///
     /// # Errors
     /// In words, if what must be taken as a whole does not fit into one request.
-    pub fn new(lines: Vec<Numbered>, atomic: bool) -> Result<Self, String> {
-        let order = Order::of(&lines);
+    pub fn new(tenant: &Tenant, lines: Vec<Numbered>, atomic: bool) -> Result<Self, String> {
+        let graph = graph_of(tenant, &lines);
         let all: Vec<usize> = (0..lines.len()).collect();
-        let keep_together = atomic || order.needs.iter().any(|needs| !needs.is_empty());
+        let keep_together = atomic || all.iter().any(|at| graph.needs(*at).next().is_some());
         let bytes: usize = lines.iter().map(|(_, line)| line.len() + 1).sum();
         let fits = lines.len() <= LINES_LIMIT && bytes <= REQUEST_BYTES;
         if atomic && !fits {
@@ -56,13 +52,13 @@ impl Requests {
         }
         let mut left = match (keep_together, fits) {
             (true, true) => cut(&lines, &all, LINES_LIMIT),
-            (true, false) => cut(&lines, &order.sorted(), LINES_LIMIT),
+            (true, false) => cut(&lines, &in_order(&graph), LINES_LIMIT),
             (false, _) => cut(&lines, &all, REQUEST_LINES),
         };
         left.reverse();
         Ok(Self {
             lines,
-            order,
+            graph,
             left,
             refused: BTreeSet::new(),
         })
@@ -113,98 +109,54 @@ impl Requests {
                 ),
             ));
         }
-        let needs = self.order.needs.get(at)?;
-        let awaited = needs.iter().find(|needed| self.refused.contains(needed))?;
-        let (awaited, _) = self.lines.get(*awaited)?;
+        let members = |at| match self.graph.is_group(at) {
+            true => self.graph.needs(at).collect(),
+            false => vec![at],
+        };
+        let mut needs = self.graph.needs(at).flat_map(members);
+        let awaited = needs.find(|needed| self.refused.contains(needed))?;
+        let (awaited, _) = self.lines.get(awaited)?;
         let reason = format!("it waits for line {awaited}, which is refused");
         Some(error("after", reason))
     }
 }
 
-impl Order {
-    fn of(lines: &[Numbered]) -> Self {
-        if !lines.iter().any(|(_, line)| names(line, b"\"after\"")) {
-            return Self {
-                needs: vec![BTreeSet::new(); lines.len()],
-            };
-        }
-        // A line that does not parse gives no names. The service says what is wrong with it.
-        let parsed: Vec<Option<Submission>> = lines
-            .iter()
-            .map(|(_, line)| Submission::parse(line).ok())
-            .collect();
-        let mut gives: HashMap<String, usize> = HashMap::new();
-        for (at, spec) in parsed.iter().enumerate() {
-            for name in spec.iter().flat_map(given) {
-                gives.entry(name).or_insert(at);
-            }
-        }
-        let needs = |spec: &Option<Submission>| -> BTreeSet<usize> {
-            let awaited = spec.iter().flat_map(awaited);
-            awaited
-                .filter_map(|name| gives.get(&name).copied())
-                .collect()
-        };
-        Self {
-            needs: parsed.iter().map(needs).collect(),
-        }
-    }
-
-    /// The places of all lines, each after those that it waits for. Lines of a circle, and those
-    /// behind it, come last.
-    fn sorted(&self) -> Vec<usize> {
-        let mut waiters: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-        let mut missing: Vec<usize> = Vec::with_capacity(self.needs.len());
-        for (at, needs) in self.needs.iter().enumerate() {
-            needs
-                .iter()
-                .for_each(|needed| waiters.entry(*needed).or_default().push(at));
-            missing.push(needs.len());
-        }
-        let places = 0..self.needs.len();
-        let mut free: BTreeSet<usize> = places.clone().filter(|at| missing[*at] == 0).collect();
-        let mut sorted = Vec::with_capacity(self.needs.len());
-        while let Some(at) = free.pop_first() {
-            sorted.push(at);
-            for waiter in waiters.remove(&at).unwrap_or_default() {
-                missing[waiter] -= 1;
-                if missing[waiter] == 0 {
-                    free.insert(waiter);
+fn graph_of(tenant: &Tenant, lines: &[Numbered]) -> Graph {
+    let mut vertices = Vec::new();
+    if lines.iter().any(|(_, line)| names(line, b"\"after\"")) {
+        for (place, (_, line)) in lines.iter().enumerate() {
+            // A line that does not parse needs nothing. The service says what is wrong with it.
+            let elements = Submission::parse(line).into_iter();
+            let elements = elements.flat_map(|spec| spec.elements().flatten());
+            vertices.extend(elements.map(|spec| {
+                Vertex {
+                    place,
+                    execution: spec
+                        .id
+                        .as_ref()
+                        .map(|id| ExecutionId::from_client(tenant, id)),
+                    id: spec.id,
+                    batch: spec.batch.map(|name| BatchId::from_client(tenant, &name)),
+                    after: spec.after.iter().filter_map(|d| d.target(tenant)).collect(),
                 }
-            }
+            }));
         }
-        sorted.extend(places.filter(|at| missing[*at] > 0));
-        sorted
     }
+    Graph::of(lines.len(), &vertices)
+}
+
+/// The places of all lines, each after those that it waits for. Lines of a circle, and those
+/// behind it, come last.
+fn in_order(graph: &Graph) -> Vec<usize> {
+    let (mut sorted, left) = graph.sorted();
+    sorted.extend(left);
+    sorted.retain(|at| !graph.is_group(*at));
+    sorted
 }
 
 /// True if the line has this text, quotes included: only then can it have the field.
 fn names(line: &[u8], field: &[u8]) -> bool {
     line.windows(field.len()).any(|part| part == field)
-}
-
-/// The names that a line gives to executions.
-fn given(spec: &Submission) -> Vec<String> {
-    match (&spec.id, &spec.array) {
-        (None, _) => Vec::new(),
-        (Some(id), None) => vec![id.to_string()],
-        (Some(id), Some(array)) => {
-            let all = (0..array.count()).map(|nth| array.index(nth));
-            all.map(|index| format!("{id}-{index}")).collect()
-        }
-    }
-}
-
-/// The names that a line waits for.
-fn awaited(spec: &Submission) -> Vec<String> {
-    let of = |name: &str| match &spec.array {
-        Some(array) => array.texts(name),
-        None => vec![name.to_owned()],
-    };
-    spec.after
-        .iter()
-        .flat_map(|dependency| of(&dependency.id))
-        .collect()
 }
 
 /// Cuts the lines at these places into requests, in this order.
@@ -278,6 +230,10 @@ mod tests {
         line.to_string().into_bytes()
     }
 
+    fn tenant() -> Tenant {
+        Tenant::new("lab").unwrap()
+    }
+
     fn numbered(lines: Vec<Vec<u8>>) -> Vec<Numbered> {
         (1..).zip(lines).collect()
     }
@@ -303,13 +259,13 @@ mod tests {
 
     #[test]
     fn a_file_that_fits_is_one_request_in_its_own_order() {
-        let mut requests = Requests::new(backwards(5, 10), false).unwrap();
+        let mut requests = Requests::new(&tenant(), backwards(5, 10), false).unwrap();
         assert_eq!(sent(&mut requests), [[1, 2, 3, 4, 5]]);
     }
 
     #[test]
     fn no_line_of_a_large_file_waits_for_one_of_a_later_request() {
-        let mut requests = Requests::new(backwards(100, 20_000), false).unwrap();
+        let mut requests = Requests::new(&tenant(), backwards(100, 20_000), false).unwrap();
         let sent = sent(&mut requests);
         assert!(sent.len() > 2, "{sent:?}");
         let flat: Vec<u32> = sent.into_iter().flatten().collect();
@@ -331,13 +287,33 @@ mod tests {
             array("first", ""),
             line("last", &["second-2".to_owned()], 400_000),
         ]);
-        let mut requests = Requests::new(lines, false).unwrap();
+        let mut requests = Requests::new(&tenant(), lines, false).unwrap();
         assert_eq!(sent(&mut requests), [[2], [1], [3]]);
     }
 
     #[test]
+    fn what_waits_for_a_group_comes_after_all_of_it_and_is_not_sent_if_one_is_refused() {
+        let lines = numbered(vec![
+            line("all", &["seed-*".to_owned()], 300_000),
+            line("seed-1", &[], 300_000),
+            line("seed-2", &[], 300_000),
+        ]);
+        let mut requests = Requests::new(&tenant(), lines.clone(), false).unwrap();
+        assert_eq!(sent(&mut requests), [vec![2, 3], vec![1]]);
+        let mut requests = Requests::new(&tenant(), lines, false).unwrap();
+        requests.next().unwrap();
+        requests.refuse(3);
+        let (_, numbers, errors) = requests.next().unwrap();
+        assert!(numbers.is_empty());
+        assert_eq!(
+            errors[0].to_string(),
+            "line 1, field after: it waits for line 3, which is refused"
+        );
+    }
+
+    #[test]
     fn what_waits_for_a_refused_line_is_refused_with_it_and_not_sent() {
-        let mut requests = Requests::new(backwards(4, 300_000), false).unwrap();
+        let mut requests = Requests::new(&tenant(), backwards(4, 300_000), false).unwrap();
         assert_eq!(requests.next().unwrap().1, [4, 3]);
         requests.refuse(3);
         let (text, numbers, errors) = requests.next().unwrap();
@@ -361,7 +337,7 @@ mod tests {
             line("c", &[], 300_000),
             line("d", &[], LINE_LIMIT),
         ]);
-        let mut requests = Requests::new(lines, false).unwrap();
+        let mut requests = Requests::new(&tenant(), lines, false).unwrap();
         assert_eq!(requests.next().unwrap().1, [3]);
         let (_, numbers, errors) = requests.next().unwrap();
         assert!(numbers.is_empty());
@@ -371,7 +347,9 @@ mod tests {
 
     #[test]
     fn what_must_be_taken_as_a_whole_fits_or_is_refused_with_its_size() {
-        let error = Requests::new(backwards(4, 300_000), true).err().unwrap();
+        let error = Requests::new(&tenant(), backwards(4, 300_000), true)
+            .err()
+            .unwrap();
         assert!(error.starts_with("it has 4 lines and 12"), "{error}");
     }
 }

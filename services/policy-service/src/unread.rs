@@ -12,9 +12,10 @@ use fiec_schemas::{Sequence, Tenant, subjects};
 use futures_util::StreamExt as _;
 use tokio::time::Instant;
 
-use super::Api;
-use super::pages::KEPT;
+use crate::effects::Effects;
 
+/// How long a reader that pauses is kept.
+pub const KEPT: Duration = Duration::from_secs(60);
 /// Longest pause while the broker sends ledgers. After it, the request fails.
 const SILENCE: Duration = Duration::from_secs(5);
 /// Longest time in which all copies that are asked lag behind, and the pause before another is.
@@ -24,13 +25,13 @@ const ANOTHER: Duration = Duration::from_millis(50);
 const READ: &str = "read the ledgers of a tenant";
 
 /// The last messages of a tenant's ledgers.
-pub(super) struct Unread {
+pub struct Unread {
     /// The stream of messages.
     messages: pull::Stream,
     /// Number of messages that remain.
-    pub(super) count: u64,
+    pub count: u64,
     /// When the last message came.
-    pub(super) heard: Instant,
+    pub heard: Instant,
     /// True if the stream has no more.
     is_over: bool,
     /// The last sequence that has come.
@@ -42,7 +43,7 @@ pub(super) struct Unread {
 }
 
 /// The next of them.
-pub(super) enum Next {
+pub enum Next {
     /// A message.
     Message {
         /// Its sequence.
@@ -71,9 +72,9 @@ impl Unread {
     }
 }
 
-impl Api {
+impl Effects {
     /// Requests them. Returns `None` if there are no ledgers.
-    pub(super) async fn unread(&self, tenant: &Tenant) -> Result<Option<Unread>, BrokerError> {
+    pub async fn unread(&self, tenant: &Tenant) -> Result<Option<Unread>, BrokerError> {
         let Some(up_to) = self.last_of_all(tenant).await? else {
             return Ok(None);
         };
@@ -91,7 +92,7 @@ impl Api {
 
     /// The last sequence of a tenant's ledgers, as the leader has it.
     async fn last_of_all(&self, tenant: &Tenant) -> Result<Option<Sequence>, BrokerError> {
-        let js = &self.effects.broker.js;
+        let js = &self.broker.js;
         let stream = js.get_stream_no_info(subjects::LEDGER_STREAM).await;
         let stream = stream.map_err(BrokerError::operation(READ))?;
         let last = leader::last(&stream, &subjects::ledgers(tenant)).await?;
@@ -107,7 +108,7 @@ impl Api {
             inactive_threshold: KEPT,
             ..Default::default()
         };
-        let js = &self.effects.broker.js;
+        let js = &self.broker.js;
         let consumer = js
             .create_consumer_on_stream(config, subjects::LEDGER_STREAM)
             .await
@@ -117,7 +118,7 @@ impl Api {
     }
 
     /// Returns the next one.
-    pub(super) async fn next_unread(
+    pub async fn next_unread(
         &self,
         tenant: &Tenant,
         unread: &mut Unread,
