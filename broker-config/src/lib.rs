@@ -15,6 +15,7 @@ pub mod feed;
 pub mod figures;
 pub mod flags;
 pub mod identity;
+pub mod last_messages;
 pub mod leader;
 pub mod ledger;
 pub mod limits;

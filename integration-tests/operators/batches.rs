@@ -173,7 +173,7 @@ async fn hundreds_of_executions_are_paused_resumed_and_cancelled_as_one() {
     .await;
     let nobody = lab.fiec(&["batch", "status", "nobody"]).await.expect(1);
     assert!(
-        nobody.stderr.contains("has no batch nobody"),
+        nobody.stderr.contains("has no execution of batch nobody"),
         "{}",
         nobody.stderr
     );

@@ -11,6 +11,7 @@ mod batches;
 mod changes;
 mod energy_and_envelopes;
 mod foreign_text;
+mod groups;
 mod listing;
 mod logs;
 mod missing_history;

@@ -325,6 +325,10 @@ impl Lab {
             }
             _ => return,
         };
+        // An answer about several executions at once counts them.
+        if ran.stdout.starts_with(&format!("{verb}: ")) {
+            return;
+        }
         // With options a command may mean executions of another tenant.
         if rest.iter().any(|arg| arg.starts_with('-')) {
             return;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::dependency::Dependency;
 use crate::envelope::NodeEnvelopes;
 use crate::event::{Cause, Decision, ExecutionState, PhaseKind};
 use crate::hardware::{ArrivingState, NodeDescriptor, NodeFlags, RunningProgress};
@@ -174,8 +175,15 @@ pub struct TenantQuota {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BatchRequest {
-    /// The batch's UUID, or the client's name for it.
-    pub batch: String,
+    /// The batch's UUID, or the client's name for it. In its place `array` or `ids` may be given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch: Option<String>,
+    /// The client's id of an array: its elements.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub array: Option<String>,
+    /// The beginning of clients' ids with `*` at its end: all executions whose ids begin so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ids: Option<String>,
     /// The person or program that asks. The history keeps it.
     #[serde(default)]
     pub who: String,
@@ -193,6 +201,30 @@ pub struct BatchRequest {
     /// For `retry`: what was cancelled stays so.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub failed: bool,
+}
+
+impl BatchRequest {
+    /// The group that the request names.
+    pub fn of(&self) -> Dependency {
+        Dependency {
+            id: self.ids.clone(),
+            batch: self.batch.clone(),
+            array: self.array.clone(),
+            ..Dependency::default()
+        }
+    }
+}
+
+/// An execution of a batch, and how it stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Member {
+    /// The execution.
+    pub id: ExecutionId,
+    /// The id that its client gave it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client_id: Option<ClientId>,
+    /// Its phase.
+    pub phase: PhaseKind,
 }
 
 /// Submission messages of a tenant that no policy service has taken in.
@@ -257,6 +289,9 @@ pub struct BatchReply {
     /// Reasons of the first few failures.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reasons: Vec<String>,
+    /// For `status`: the first few executions that failed, are held or were cancelled.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ended_badly: Vec<Member>,
 }
 
 /// The answer to every request that is not a submission.

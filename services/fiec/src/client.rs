@@ -1,6 +1,6 @@
 //! The operator's side of the NATS micro service `fiec`: one function for each request.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use async_nats::RequestErrorKind;
@@ -9,7 +9,7 @@ use fiec_broker::Broker;
 use fiec_schemas::messages::{
     ApiReply, BatchReply, BatchRequest, BatchVerb, EnvelopeChange, EnvelopeRequest,
     ExecutionRequest, ExecutionVerb, NodeRequest, NodeVerb, QuotaChange, QuotaReply, QuotaRequest,
-    SubmitReply,
+    RefusalCode, SubmitReply,
 };
 use fiec_schemas::package::Grant;
 use fiec_schemas::scheduling::Adjustment;
@@ -23,6 +23,9 @@ use crate::context::who;
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Unreachable(pub String);
+
+/// Longest wait for a submission to be taken in. One answer takes some seconds of it.
+const QUEUED: Duration = Duration::from_secs(60);
 
 /// Time limit of an answer. The answer of a worker is part of it.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -82,7 +85,15 @@ pub async fn ask(
     body: &ExecutionRequest,
 ) -> anyhow::Result<ApiReply> {
     let subject = subjects::api_execution(verb, tenant);
-    request(broker, subject, serde_json::to_vec(body)?.into()).await
+    let body: Bytes = serde_json::to_vec(body)?.into();
+    let since = Instant::now();
+    loop {
+        let reply: ApiReply = request(broker, subject.clone(), body.clone()).await?;
+        let is_queued = reply.refusal == Some(RefusalCode::NotTakenIn);
+        if !is_queued || since.elapsed() >= QUEUED {
+            return Ok(reply);
+        }
+    }
 }
 
 /// Sends a request about one execution that needs only its id.

@@ -7,6 +7,7 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use async_nats::jetstream::stream::RawMessageErrorKind;
+use fiec_broker::last_messages::{LastMessages, Next};
 use fiec_policy::{Fate, FoundMembers, Seen, SoughtGroup};
 use fiec_schemas::dependency::Group;
 use fiec_schemas::{ExecutionState, Glance, LedgerMessage, Sequence, Tenant, Timestamp, subjects};
@@ -16,7 +17,6 @@ use crate::effects::Effects;
 use crate::events::Outcome;
 use crate::intake::stamp;
 use crate::refusal::Refusal;
-use crate::unread::Next;
 
 /// Time limit for reading the ledgers of a tenant.
 const READ: Duration = Duration::from_secs(60);
@@ -108,11 +108,11 @@ impl Effects {
         // Limits the number of readers, however many groups are asked for.
         let _permit = self.scanning.acquire().await;
         let deadline = Instant::now() + READ;
-        let Some(mut unread) = self.unread(tenant).await? else {
+        let Some(mut unread) = LastMessages::of(&self.broker, tenant).await? else {
             return Ok(());
         };
         loop {
-            let (seq, header) = match self.next_unread(tenant, &mut unread, deadline).await? {
+            let (seq, header) = match unread.next(deadline).await? {
                 Next::Message { seq, header } => (seq, header),
                 Next::Over => return Ok(()),
                 Next::NotYet => {

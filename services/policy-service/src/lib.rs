@@ -42,7 +42,6 @@ mod service;
 mod sources;
 mod spread;
 mod trust;
-mod unread;
 mod vetting;
 mod waiting;
 

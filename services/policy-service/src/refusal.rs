@@ -66,7 +66,7 @@ pub enum Refusal {
     UnknownBatch {
         /// The tenant of the request.
         tenant: Tenant,
-        /// The requested batch.
+        /// The requested group, for people.
         batch: String,
         /// Queued submissions that may belong to it.
         untaken: Option<Untaken>,
@@ -428,11 +428,11 @@ fn not_taken_in(tenant: &Tenant, untaken: Untaken) -> String {
 fn unknown_batch(tenant: &Tenant, batch: &str, untaken: Option<Untaken>) -> String {
     match untaken {
         Some(untaken) => format!(
-            "no execution of batch {batch} is known, and {}",
+            "no execution of {batch} is known, and {}",
             not_taken_in(tenant, untaken)
         ),
         None => format!(
-            "tenant {tenant} has no batch {batch}; one whose executions ended long ago is in \
+            "tenant {tenant} has no execution of {batch}; one whose executions ended long ago is in \
              PostgreSQL only (the view batch_summary)"
         ),
     }

@@ -1,14 +1,17 @@
 //! `fiec batch status|cancel|pause|resume NAME|ID`: requests about a whole batch.
 
+use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use fiec_broker::Broker;
-use fiec_schemas::Tenant;
-use fiec_schemas::messages::{BatchReply, BatchRequest, BatchVerb};
+use fiec_schemas::dependency::Dependency;
+use fiec_schemas::messages::{BatchReply, BatchRequest, BatchVerb, Member};
+use fiec_schemas::{PhaseKind, Tenant};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::group;
 use crate::client;
 use crate::context::{Global, TenantArg, who};
 use crate::exit::Outcome;
@@ -63,7 +66,7 @@ pub async fn run(args: BatchArgs, global: &Global) -> anyhow::Result<Outcome> {
     let about = About {
         verb,
         tenant: &args.tenant.tenant,
-        batch: &args.batch,
+        of: &group::of_batch(&args.batch),
         failed: false,
     };
     change(&broker, about, global).await
@@ -76,8 +79,8 @@ pub struct About<'a> {
     pub verb: BatchVerb,
     /// The tenant.
     pub tenant: &'a Tenant,
-    /// Name of the batch, or its UUID.
-    pub batch: &'a str,
+    /// The batch, or another group.
+    pub of: &'a Dependency,
     /// For `retry`: what was cancelled stays so.
     pub failed: bool,
 }
@@ -112,14 +115,16 @@ pub async fn drive(
     let About {
         verb,
         tenant,
-        batch,
+        of,
         failed,
     } = about;
     let (mut done, mut underway, mut in_vain) = (0, 0, 0);
     let (mut oldest, mut untaken, mut cursor) = (None, None, None);
     loop {
         let request = BatchRequest {
-            batch: batch.to_owned(),
+            batch: of.batch.clone(),
+            array: of.array.clone(),
+            ids: of.id.clone(),
             who: who(),
             within_ms: Some(WITHIN_MS),
             untaken,
@@ -255,5 +260,23 @@ fn print(verb: BatchVerb, reply: &BatchReply, json: bool) -> anyhow::Result<()> 
         .map(|(phase, count)| format!("{count} {phase}"))
         .collect();
     println!("{}", phases.join(", "));
+    name_who_ended_badly(&reply.ended_badly, &reply.phases);
     Ok(())
+}
+
+/// Names the executions that failed, are held or were cancelled, and says how many others did.
+pub fn name_who_ended_badly(named: &[Member], phases: &BTreeMap<PhaseKind, u32>) {
+    for member in named {
+        let id = match &member.client_id {
+            Some(id) => id.to_string(),
+            None => member.id.to_string(),
+        };
+        eprintln!("{} {id}", member.phase);
+    }
+    let bad = [PhaseKind::Failed, PhaseKind::Held, PhaseKind::Cancelled];
+    let all: u32 = bad.iter().filter_map(|phase| phases.get(phase)).sum();
+    let others = (all as usize).saturating_sub(named.len());
+    if others > 0 && !named.is_empty() {
+        eprintln!("and {others} others: `fiec ls --all --phase failed` lists them");
+    }
 }

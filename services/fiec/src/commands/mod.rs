@@ -7,6 +7,7 @@ pub mod data;
 pub mod device;
 pub mod doctor;
 pub mod envelope;
+pub mod group;
 pub mod health;
 pub mod history;
 pub mod logs;

@@ -1,9 +1,11 @@
 //! `status`, `cancel`, `pause`, `resume`, `yield`, `why`: requests about one execution.
 
 use clap::Args;
-use fiec_schemas::messages::{ApiReply, ExecutionVerb, InForce, RefusalCode, Why};
+use fiec_broker::Broker;
+use fiec_schemas::messages::{ApiReply, BatchVerb, ExecutionVerb, InForce, RefusalCode, Why};
 use fiec_schemas::{Candidate, ClientId, ExecutionState, NodeId, Phase, PhaseKind, Threshold};
 
+use super::{batch, group};
 use crate::client;
 use crate::context::{Global, TenantArg};
 use crate::exit::Outcome;
@@ -21,7 +23,7 @@ pub struct ExecutionArgs {
 /// One or more executions.
 #[derive(Debug, Args)]
 pub struct ExecutionsArgs {
-    /// Execution ids, or the ids that the client gave
+    /// Execution ids, or the ids that the client gave; also an array by its id, and `seed-*`
     #[arg(required = true)]
     pub id: Vec<String>,
     #[command(flatten)]
@@ -58,15 +60,43 @@ pub async fn each(
     global: &Global,
 ) -> anyhow::Result<Outcome> {
     let mut worst = Outcome::Done;
+    let broker = global.broker(verb.as_str()).await?;
     for (place, id) in args.id.into_iter().enumerate() {
         if place > 0 && verb == ExecutionVerb::Status && !global.json {
             println!("");
         }
         let tenant = args.tenant.clone();
+        if let Some(verb) = of_batch(verb)
+            && let Some(of) = group::named(&broker, &tenant.tenant, &id).await?
+        {
+            let about = batch::About {
+                verb,
+                tenant: &tenant.tenant,
+                of: &of,
+                failed: false,
+            };
+            worst = worst.worse(batch::change(&broker, about, global).await?);
+            continue;
+        }
         let one = ExecutionArgs { id, tenant };
-        worst = worst.worse(run(verb, &one, None, global).await?);
+        worst = worst.worse(ask(&broker, verb, &one, None, global).await?);
     }
     Ok(worst)
+}
+
+/// The same request about all of a group, if there is one.
+fn of_batch(verb: ExecutionVerb) -> Option<BatchVerb> {
+    match verb {
+        ExecutionVerb::Status => Some(BatchVerb::Status),
+        ExecutionVerb::Cancel => Some(BatchVerb::Cancel),
+        ExecutionVerb::Pause => Some(BatchVerb::Pause),
+        ExecutionVerb::Resume => Some(BatchVerb::Resume),
+        ExecutionVerb::Retry => Some(BatchVerb::Retry),
+        ExecutionVerb::Yield
+        | ExecutionVerb::Reconfigure
+        | ExecutionVerb::Adjust
+        | ExecutionVerb::Why => None,
+    }
 }
 
 /// Sends a request and prints the answer.
@@ -80,9 +110,19 @@ pub async fn run(
     global: &Global,
 ) -> anyhow::Result<Outcome> {
     let broker = global.broker(verb.as_str()).await?;
-    let reply = client::execution(&broker, verb, &args.tenant.tenant, &args.id, to).await?;
+    ask(&broker, verb, args, to, global).await
+}
+
+async fn ask(
+    broker: &Broker,
+    verb: ExecutionVerb,
+    args: &ExecutionArgs,
+    to: Option<NodeId>,
+    global: &Global,
+) -> anyhow::Result<Outcome> {
+    let reply = client::execution(broker, verb, &args.tenant.tenant, &args.id, to).await?;
     let parts = match &reply.state {
-        Some(state) if verb == ExecutionVerb::Status => super::parts::of(&broker, state).await,
+        Some(state) if verb == ExecutionVerb::Status => super::parts::of(broker, state).await,
         _ => Vec::new(),
     };
     if global.json {
@@ -108,7 +148,7 @@ pub async fn run(
     if !global.json {
         let ended = match &reply.state {
             Some(state) if verb == ExecutionVerb::Status && state.phase.is_terminal() => {
-                super::watch::ending(&broker, state).await
+                super::watch::ending(broker, state).await
             }
             _ => None,
         };

@@ -12,18 +12,23 @@ use serde_json::json;
 use sqlx::PgPool;
 use tokio::sync::OnceCell;
 
+use super::group;
 use crate::context::{Global, TenantArg};
 use crate::exit::Outcome;
 use crate::{sql, transfer, ui};
 
 /// List the outputs of an execution, or fetch one
+///
+/// Of an array (by its id), and of all ids that begin alike (`seed-*`), it lists or fetches those of
+/// each execution.
 #[derive(Debug, Args)]
 pub struct OutputArgs {
     /// Execution id, or the id that the client gave
     pub id: String,
     /// The output to fetch [default: list all]
     pub name: Option<String>,
-    /// File to write; `-` is standard output [default: a file of its name here]
+    /// File to write; `-` is standard output [default: a file of its name here]. Of several
+    /// executions: a folder, with a folder for each
     #[arg(long, short, requires = "name")]
     pub output: Option<PathBuf>,
     #[command(flatten)]
@@ -59,6 +64,49 @@ pub async fn fetch_all(
         eprintln!("{}", file.display());
     }
     Ok(outcome)
+}
+
+/// Lists the outputs of one of several executions.
+///
+/// # Errors
+/// If the servers cannot be reached.
+pub async fn list_of(
+    tenant: &Tenant,
+    (id, name): (&str, &str),
+    global: &Global,
+) -> anyhow::Result<Outcome> {
+    let broker = global.broker("output").await?;
+    let Some(known) = known(&broker, tenant, id, global).await? else {
+        return Ok(Outcome::Failed);
+    };
+    list(&known, Some(name), global.json)?;
+    Ok(Outcome::Done)
+}
+
+/// Fetches one output into a folder.
+///
+/// # Errors
+/// If the servers cannot be reached, or the file cannot be written.
+pub async fn fetch_one(
+    tenant: &Tenant,
+    id: &str,
+    name: &str,
+    folder: &Path,
+    global: &Global,
+) -> anyhow::Result<Outcome> {
+    let broker = global.broker("output").await?;
+    let Some(known) = known(&broker, tenant, id, global).await? else {
+        return Ok(Outcome::Failed);
+    };
+    let Some(file) = below(folder, name) else {
+        eprintln!("{name:?} is no file name here");
+        return Ok(Outcome::BadInput);
+    };
+    if let (Some(parent), true) = (file.parent(), known.outputs.contains_key(name)) {
+        std::fs::create_dir_all(parent)
+            .with_context(|| format!("cannot create {}", parent.display()))?;
+    }
+    get(&broker, &known, name, Some(&file), global.json).await
 }
 
 /// The path of an output in a folder. `None` if the name would lead out of the folder.
@@ -138,12 +186,17 @@ impl Known {
 /// If the servers cannot be reached, or the file cannot be written.
 pub async fn run(args: OutputArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("output").await?;
-    let Some(known) = known(&broker, &args.tenant.tenant, &args.id, global).await? else {
+    let (tenant, id) = (&args.tenant.tenant, &args.id);
+    if let Some(group) = group::named(&broker, tenant, id).await? {
+        let (name, folder) = (args.name.as_deref(), args.output.as_deref());
+        return group::outputs((tenant, &group), name, folder, global).await;
+    }
+    let Some(known) = known(&broker, tenant, id, global).await? else {
         return Ok(Outcome::Failed);
     };
     match &args.name {
         None => {
-            list(&known, global.json)?;
+            list(&known, None, global.json)?;
             Ok(Outcome::Done)
         }
         Some(name) => get(&broker, &known, name, args.output.as_deref(), global.json).await,
@@ -299,16 +352,21 @@ async fn known(
     Ok(Some(known))
 }
 
-fn list(known: &Known, json: bool) -> anyhow::Result<()> {
+/// `of`: the execution, where several are listed.
+fn list(known: &Known, of: Option<&str>, json: bool) -> anyhow::Result<()> {
     if json {
         for Listed { output, boundary } in known.outputs.values() {
-            println!(
-                "{}",
-                json!({"name": output.name, "bytes": output.bytes, "digest": output.digest,
-                       "boundary": boundary})
-            );
+            let mut line = json!({"name": output.name, "bytes": output.bytes,
+                                  "digest": output.digest, "boundary": boundary});
+            if let (Some(of), Some(fields)) = (of, line.as_object_mut()) {
+                fields.insert("id".to_owned(), json!(of));
+            }
+            println!("{line}");
         }
         return Ok(());
+    }
+    if let Some(of) = of {
+        println!("{of}");
     }
     if known.outputs.is_empty() {
         eprintln!("it has made no outputs so far");

@@ -7,17 +7,27 @@ use fiec_broker::{Broker, Ledger, results};
 use fiec_schemas::{Event, ExecutionId, Phase, PhaseKind, Tenant};
 use serde_json::Value;
 
-use super::{output, wait};
+use super::{group, output, wait};
 use crate::context::{Global, TenantArg};
 use crate::exit::Outcome;
 use crate::sql;
 
 /// Print the result of a completed execution as JSON; with --output also fetch its outputs
+///
+/// Of a batch, of an array (by its id), and of all ids that begin alike (`seed-*`), it prints the
+/// results of all executions as one JSON array, or as CSV.
 #[derive(Debug, Args)]
 pub struct ResultArgs {
     /// Execution id, or the id that the client gave
-    pub id: String,
-    /// Folder for all outputs, each under its name
+    #[arg(required_unless_present = "batch", conflicts_with = "batch")]
+    pub id: Option<String>,
+    /// All of a batch: its name, or its UUID
+    #[arg(long)]
+    pub batch: Option<String>,
+    /// Of several executions: a row for each, a column for each field
+    #[arg(long)]
+    pub csv: bool,
+    /// Folder for all outputs, each under its name; of several executions, in a folder for each
     #[arg(long, short, value_name = "DIR")]
     pub output: Option<PathBuf>,
     #[command(flatten)]
@@ -37,9 +47,22 @@ struct End {
 /// # Errors
 /// If the servers cannot be reached, or an output cannot be written.
 pub async fn run(args: ResultArgs, global: &Global) -> anyhow::Result<Outcome> {
-    let (tenant, id) = (&args.tenant.tenant, &args.id);
-    let execution = super::history::resolve(tenant, id)?;
+    let tenant = &args.tenant.tenant;
     let broker = global.broker("result").await?;
+    let named = match (&args.id, &args.batch) {
+        (_, Some(batch)) => Some(group::of_batch(batch)),
+        (Some(id), None) => group::named(&broker, tenant, id).await?,
+        (None, None) => None,
+    };
+    if let Some(of) = named {
+        let format = match args.csv {
+            true => group::Format::Csv,
+            false => group::Format::Json,
+        };
+        return group::results((tenant, &of), format, args.output.as_deref(), global).await;
+    }
+    let id = args.id.as_deref().unwrap_or_default();
+    let execution = super::history::resolve(tenant, id)?;
     let mut end = of_ledger(&broker, tenant, execution).await?;
     if end
         .as_ref()

@@ -5,7 +5,7 @@ use fiec_schemas::BoundaryIndex;
 use fiec_schemas::messages::{BatchVerb, ExecutionRequest, ExecutionVerb};
 
 use super::adjust::ChangeArgs;
-use super::batch;
+use super::{batch, group};
 use crate::client;
 use crate::context::{Global, TenantArg, who};
 use crate::exit::Outcome;
@@ -15,14 +15,14 @@ use crate::exit::Outcome;
 /// They can go on with other settings, such as more memory or a later deadline.
 #[derive(Debug, Args)]
 pub struct RetryArgs {
-    /// Execution ids, or the ids that the client gave
+    /// Execution ids, or the ids that the client gave; also an array by its id, and `seed-*`
     #[arg(required_unless_present = "batch", conflicts_with = "batch")]
     id: Vec<String>,
     /// All of a batch: its name, or its UUID
     #[arg(long)]
     batch: Option<String>,
-    /// Of the batch, leave out what was cancelled
-    #[arg(long, requires = "batch")]
+    /// Of a batch or an array, leave out what was cancelled
+    #[arg(long)]
     failed: bool,
     /// Go back to this boundary; 0 is the beginning
     #[arg(long, conflicts_with = "batch", value_name = "N")]
@@ -49,13 +49,28 @@ pub async fn run(args: RetryArgs, global: &Global) -> anyhow::Result<Outcome> {
         let about = batch::About {
             verb: BatchVerb::Retry,
             tenant,
-            batch: name,
+            of: &group::of_batch(name),
             failed: args.failed,
         };
         return batch::change(&broker, about, global).await;
     }
     let mut outcome = Outcome::Done;
     for id in args.id {
+        if let Some(of) = group::named(&broker, tenant, &id).await? {
+            if change.is_some() || args.from_boundary.is_some() {
+                eprintln!("{id} is several executions: changes and boundaries are of single ones");
+                outcome = outcome.worse(Outcome::BadInput);
+                continue;
+            }
+            let about = batch::About {
+                verb: BatchVerb::Retry,
+                tenant,
+                of: &of,
+                failed: args.failed,
+            };
+            outcome = outcome.worse(batch::change(&broker, about, global).await?);
+            continue;
+        }
         let request = ExecutionRequest {
             id,
             who: who(),
@@ -69,7 +84,7 @@ pub async fn run(args: RetryArgs, global: &Global) -> anyhow::Result<Outcome> {
         }
         match &reply.error {
             Some(error) => {
-                outcome = Outcome::Failed;
+                outcome = outcome.worse(Outcome::Failed);
                 if !global.json {
                     eprintln!("{error}");
                 }

@@ -11,6 +11,7 @@ use fiec_schemas::messages::{ApiReply, ExecutionVerb};
 use fiec_schemas::{ExecutionId, PhaseKind, Tenant};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::group;
 use crate::client;
 use crate::context::{Global, TenantArg};
 use crate::exit::Outcome;
@@ -25,9 +26,12 @@ const ASK_HISTORY: Duration = Duration::from_secs(5);
 /// Wait until executions have ended; the exit code is the worst outcome
 #[derive(Debug, Args)]
 pub struct WaitArgs {
-    /// Execution ids, or the ids that the client gave
-    #[arg(required = true)]
+    /// Execution ids, or the ids that the client gave; also an array by its id, and `seed-*`
+    #[arg(required_unless_present = "batch")]
     pub id: Vec<String>,
+    /// All of a batch: its name, or its UUID; repeatable
+    #[arg(long)]
+    pub batch: Vec<String>,
     #[command(flatten)]
     pub tenant: TenantArg,
 }
@@ -41,20 +45,36 @@ pub async fn run(args: WaitArgs, global: &Global) -> anyhow::Result<Outcome> {
     let tenant = &args.tenant.tenant;
     let mut waiting = Waiting::new(&broker, tenant, global);
     let mut outcome = Outcome::Done;
+    let mut groups: Vec<_> = args
+        .batch
+        .iter()
+        .map(|name| group::of_batch(name))
+        .collect();
     for id in &args.id {
+        if let Some(group) = group::of_id(id) {
+            groups.push(group);
+            continue;
+        }
         let reply = waiting.status(id).await?;
         match (&reply.state, super::history::resolve(tenant, id)) {
             (Some(state), _) => waiting.add(state.execution, id.clone()),
             (None, Ok(execution)) if waiting.recorded(execution).await?.is_some() => {
                 waiting.add(execution, id.clone());
             }
-            (None, _) => {
-                eprintln!("{}", reply.error.unwrap_or_default());
-                outcome = outcome.worse(Outcome::BadInput);
-            }
+            (None, _) => match group::of_array(&broker, tenant, id).await? {
+                Some(array) => groups.push(array),
+                None => {
+                    eprintln!("{}", reply.error.unwrap_or_default());
+                    outcome = outcome.worse(Outcome::BadInput);
+                }
+            },
         }
     }
-    Ok(outcome.worse(waiting.until_all_have_ended().await?))
+    outcome = outcome.worse(waiting.until_all_have_ended().await?);
+    for group in &groups {
+        outcome = outcome.worse(group::wait(&broker, tenant, group, global).await?);
+    }
+    Ok(outcome)
 }
 
 /// Outcome of an execution in this phase. None: it has not ended.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use fiec::client;
-use fiec::commands::batch;
+use fiec::commands::{batch, group};
 use fiec_broker::feed::{self, Start};
 use fiec_broker::{Broker, Draft, Ledger, Tip};
 use fiec_schemas::messages::{BatchVerb, ExecutionVerb};
@@ -112,7 +112,7 @@ async fn waiting(lab: &mut Lab<'_>) -> anyhow::Result<()> {
         let about = batch::About {
             verb,
             tenant: &tenant()?,
-            batch: BATCHES[0],
+            of: &group::of_batch(BATCHES[0]),
             failed: false,
         };
         let (reply, complete) = batch::drive(&cluster.broker, about, |_| {}).await?;

@@ -8,10 +8,12 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use async_nats::jetstream::stream::RawMessageErrorKind;
+use fiec_broker::last_messages::{LastMessages, Next};
 use fiec_broker::{BrokerError, Entry};
+use fiec_schemas::dependency::{Group, Target};
 use fiec_schemas::messages::{BatchReply, BatchRequest, BatchVerb, Untaken};
 use fiec_schemas::{
-    BatchId, ExecutionId, ExecutionState, Glance, LedgerMessage, Phase, PhaseKind, RequestKind,
+    ClientId, ExecutionId, ExecutionState, Glance, LedgerMessage, Phase, PhaseKind, RequestKind,
     Sequence, Tenant, subjects,
 };
 use futures_util::{StreamExt as _, stream};
@@ -22,7 +24,6 @@ use super::changes::{Asked, Change, is_paused, is_requested};
 use super::pages::{About, Concern, Member, Page};
 use super::{Answered, Api, parse, somebody, tenant};
 use crate::refusal::Refusal;
-use crate::unread::Next;
 
 /// Executions changed at the same time.
 const AT_ONCE: usize = 32;
@@ -82,11 +83,11 @@ impl Api {
         let who = somebody(&request.who);
         let within = request.within_ms.unwrap_or(WITHIN_MS).min(WITHIN_LIMIT_MS);
         let within = Duration::from_millis(within);
-        let batch = batch_of(&tenant, &request.batch)?;
+        let group = group_of(&tenant, &request)?;
         let about = About {
             verb,
             tenant,
-            batch,
+            group,
             failed: request.failed,
         };
         let own = &self.effects.author;
@@ -104,7 +105,7 @@ impl Api {
         let mut done = 0;
         if page.unread.is_none() {
             if page.phases.is_empty() && page.members.is_empty() {
-                return Ok(none_known(&page, request.batch));
+                return Ok(none_known(&page, request.of().to_string()));
             }
             done = self.change_members(&mut page, &who, deadline).await;
         }
@@ -132,15 +133,16 @@ impl Api {
             .untaken(&about.tenant, request.untaken, patience)
             .await?;
         if let (Some(_), Some(untaken)) = (request.untaken, untaken) {
-            let About { tenant, batch, .. } = about;
+            let batch = about.batch();
+            let About { tenant, .. } = about;
             let refusal = Refusal::NotTakenIn { tenant, untaken };
             return Ok(Err(Box::new(BatchReply {
-                batch: Some(batch),
+                batch,
                 untaken: Some(untaken),
                 ..refused(&refusal)
             })));
         }
-        let unread = self.effects.unread(&about.tenant).await?;
+        let unread = LastMessages::of(&self.effects.broker, &about.tenant).await?;
         Ok(Ok(Page::new(about, unread, untaken)))
     }
 
@@ -308,23 +310,18 @@ impl Api {
 
     /// Reads members of a batch until the deadline.
     async fn read_members(&self, page: &mut Page, deadline: Instant) -> Result<(), BrokerError> {
-        let (batch, tenant) = (page.about.batch, page.about.tenant.clone());
         let Some(mut unread) = page.unread.take() else {
             return Ok(());
         };
-        unread.heard = Instant::now();
+        unread.go_on();
         loop {
-            match self
-                .effects
-                .next_unread(&tenant, &mut unread, deadline)
-                .await?
-            {
+            match unread.next(deadline).await? {
                 Next::Over => break,
                 Next::NotYet => {
                     page.unread = Some(unread);
                     return Ok(());
                 }
-                Next::Message { seq, header } if may_be_of(&header, batch) => {
+                Next::Message { seq, header } if may_be_of(&header, &page.about.group) => {
                     match LedgerMessage::decode(&header, seq) {
                         Ok(message) => take_member(page, &message.state, seq),
                         Err(error) => {
@@ -340,17 +337,22 @@ impl Api {
     }
 }
 
-/// True for a message of an execution of this batch. An unreadable message also counts: the full
+/// True for a message of an execution of this group. An unreadable message also counts: the full
 /// read reports its error.
-fn may_be_of(header: &str, batch: BatchId) -> bool {
-    let of = |glance: Glance<'_>| glance.batch().is_some_and(|place| place.id == batch);
+fn may_be_of(header: &str, group: &Group) -> bool {
+    let of = |glance: Glance<'_>| {
+        let batch = glance.batch().map(|place| place.id);
+        group.has(glance.client_id(), batch)
+    };
     Glance::read(header).map_or(true, of)
 }
 
 /// Adds an execution's last message to the page. If an execution changed while the ledgers were
 /// read, its later message replaces the earlier one.
 fn take_member(page: &mut Page, state: &ExecutionState, seq: Sequence) {
-    if state.batch.is_none_or(|batch| batch.id != page.about.batch) {
+    let batch = state.batch.map(|place| place.id);
+    let id = state.client_id.as_ref().map(ClientId::as_str);
+    if !page.about.group.has(id, batch) {
         return;
     }
     let spec = state.spec.as_ref();
@@ -364,6 +366,7 @@ fn take_member(page: &mut Page, state: &ExecutionState, seq: Sequence) {
             None => Concern::Nothing,
         },
         id: state.client_id.clone(),
+        batch,
         after: after
             .iter()
             .filter_map(|other| other.target(&page.about.tenant))
@@ -411,17 +414,21 @@ fn none_known(page: &Page, batch: String) -> BatchReply {
         untaken: page.untaken,
     };
     BatchReply {
-        batch: Some(page.about.batch),
+        batch: page.about.batch(),
         untaken: page.untaken,
         ..refused(&refusal)
     }
 }
 
-fn batch_of(tenant: &Tenant, text: &str) -> Answered<BatchId> {
-    BatchId::named(tenant, text).ok_or_else(|| {
-        let rule = format!("{text:?} is neither a batch's UUID nor its name");
-        Refusal::invalid("batch", rule)
-    })
+fn group_of(tenant: &Tenant, request: &BatchRequest) -> Answered<Group> {
+    match request.of().target(tenant) {
+        Some(Target::All(group)) => Ok(group),
+        Some(Target::One(_)) | None => Err(Refusal::invalid(
+            "",
+            "one of these must be given: batch (its name or UUID), array (a client's id), ids (the \
+             beginning of clients' ids with a * at its end)",
+        )),
+    }
 }
 
 /// What the change has to do for an execution.

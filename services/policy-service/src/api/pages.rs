@@ -6,16 +6,18 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use fiec_schemas::dependency::Target;
+use fiec_broker::last_messages::{KEPT, LastMessages};
 use fiec_schemas::dependency::graph::{Graph, Vertex};
-use fiec_schemas::messages::{BatchReply, BatchVerb, Untaken};
+use fiec_schemas::dependency::{Group, Target};
+use fiec_schemas::messages::{self, BatchReply, BatchVerb, Untaken};
 use fiec_schemas::{BatchId, ClientId, ExecutionId, PhaseKind, Sequence, Tenant};
 
 use crate::refusal::Refusal;
-use crate::unread::{KEPT, Unread};
 
 /// Most requests that are kept between two answers. A further one replaces the oldest.
 const AT_ONCE: usize = 8;
+/// Most executions that an answer names.
+const NAMED: usize = 20;
 
 /// Subject of a request. A cursor is valid for the same subject only.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,13 +26,21 @@ pub struct About {
     pub verb: BatchVerb,
     /// The tenant of the batch.
     pub tenant: Tenant,
-    /// The batch.
-    pub batch: BatchId,
+    /// The batch, or another group.
+    pub group: Group,
     /// For `retry`: what was cancelled stays so.
     pub failed: bool,
 }
 
 impl About {
+    /// The batch.
+    pub fn batch(&self) -> Option<BatchId> {
+        match &self.group {
+            Group::Batch(batch) => Some(*batch),
+            Group::Array(_) | Group::Prefix(_) => None,
+        }
+    }
+
     /// True if the request leaves executions in this phase as they are.
     pub fn leaves_out(&self, phase: PhaseKind) -> bool {
         self.failed && phase == PhaseKind::Cancelled
@@ -59,6 +69,8 @@ pub struct Member {
     pub concern: Concern,
     /// Its client's id.
     pub id: Option<ClientId>,
+    /// Its batch.
+    pub batch: Option<BatchId>,
     /// What it waits for.
     pub after: Vec<Target>,
 }
@@ -68,7 +80,7 @@ pub struct Page {
     /// Its batch and its verb.
     pub about: About,
     /// Ledgers that are not read yet. `None` once all are read.
-    pub unread: Option<Unread>,
+    pub unread: Option<LastMessages>,
     /// Executions of the batch that were read.
     pub members: HashMap<ExecutionId, Member>,
     /// Executions to change, level by level: a dependent comes before its dependencies.
@@ -85,11 +97,13 @@ pub struct Page {
     pub failed: (u32, Vec<Refusal>),
     /// Submissions that were queued when the request began.
     pub untaken: Option<Untaken>,
+    /// The first few executions that failed, are held or were cancelled.
+    pub ended_badly: Vec<messages::Member>,
 }
 
 impl Page {
     /// A page before the first read.
-    pub fn new(about: About, unread: Option<Unread>, untaken: Option<Untaken>) -> Self {
+    pub fn new(about: About, unread: Option<LastMessages>, untaken: Option<Untaken>) -> Self {
         Self {
             about,
             unread,
@@ -101,6 +115,7 @@ impl Page {
             later: 0,
             failed: (0, Vec::new()),
             untaken,
+            ended_badly: Vec::new(),
         }
     }
 
@@ -124,15 +139,16 @@ impl Page {
             }
         }
         BatchReply {
-            batch: Some(self.about.batch),
+            batch: self.about.batch(),
             phases,
             done,
             underway: self.underway,
             unconcerned: self.unconcerned,
             failed: self.failed.0,
             left: u32::try_from(left).unwrap_or(u32::MAX) + self.later,
-            unread: self.unread.as_ref().map_or(0, |unread| unread.count),
+            unread: self.unread.as_ref().map_or(0, LastMessages::remaining),
             untaken: self.untaken,
+            ended_badly: self.ended_badly.clone(),
             reasons: self.failed.1.iter().map(Refusal::to_string).collect(),
             ..BatchReply::default()
         }
@@ -141,6 +157,9 @@ impl Page {
     /// Orders the executions to change, after all ledgers are read.
     pub fn arrange(&mut self) {
         let changes = self.about.verb != BatchVerb::Status;
+        if !changes {
+            self.name_who_ended_badly();
+        }
         for member in self.members.values() {
             match member.concern {
                 Concern::Change => continue,
@@ -151,7 +170,7 @@ impl Page {
         }
         self.members
             .retain(|_, member| member.concern == Concern::Change);
-        self.levels = in_order(self.about.batch, &self.members);
+        self.levels = in_order(&self.members);
         if self.about.verb == BatchVerb::Retry {
             // What waits for another one would fail again, had that not started again before.
             self.levels.make_contiguous().reverse();
@@ -159,12 +178,30 @@ impl Page {
     }
 }
 
+impl Page {
+    fn name_who_ended_badly(&mut self) {
+        let is_bad = |phase| {
+            matches!(
+                phase,
+                PhaseKind::Failed | PhaseKind::Held | PhaseKind::Cancelled
+            )
+        };
+        let all = self.members.iter();
+        let mut bad: Vec<_> = all.filter(|(_, member)| is_bad(member.phase)).collect();
+        bad.sort_unstable_by_key(|(_, member)| member.seq);
+        let first = bad.into_iter().take(NAMED);
+        let named = first.map(|(id, member)| messages::Member {
+            id: *id,
+            client_id: member.id.clone(),
+            phase: member.phase,
+        });
+        self.ended_badly = named.collect();
+    }
+}
+
 /// Executions in levels, dependents before their dependencies. So no execution fails or starts
 /// because its dependency was changed first.
-fn in_order(
-    batch: BatchId,
-    members: &HashMap<ExecutionId, Member>,
-) -> VecDeque<VecDeque<ExecutionId>> {
+fn in_order(members: &HashMap<ExecutionId, Member>) -> VecDeque<VecDeque<ExecutionId>> {
     // By ledger sequence, so that the first submission is reached first.
     let mut sorted: Vec<_> = members.iter().collect();
     sorted.sort_unstable_by_key(|(_, member)| member.seq);
@@ -172,7 +209,7 @@ fn in_order(
         place,
         execution: Some(**id),
         id: member.id.clone(),
-        batch: Some(batch),
+        batch: member.batch,
         after: member.after.clone(),
     };
     let vertices: Vec<_> = (0..).zip(&sorted).map(vertex).collect();
@@ -248,6 +285,7 @@ mod tests {
                 phase: PhaseKind::Pending,
                 concern: Concern::Change,
                 id: None,
+                batch: None,
                 after: after.iter().copied().map(id).map(Target::One).collect(),
             };
             (id(*number), member)
@@ -259,7 +297,7 @@ mod tests {
     fn what_waits_for_others_comes_before_them_and_else_the_oldest_first() {
         // 3 depends on 1 and 2, 2 depends on 1, 4 depends on an unknown execution.
         let all = members(&[(1, &[]), (2, &[1]), (3, &[1, 2]), (4, &[9])]);
-        let levels = in_order(BatchId(uuid::Uuid::nil()), &all);
+        let levels = in_order(&all);
         let expected = [vec![id(3), id(4)], vec![id(2)], vec![id(1)]];
         assert_eq!(levels, expected.map(VecDeque::from));
     }
@@ -270,7 +308,7 @@ mod tests {
             verb,
             failed: false,
             tenant: "lab".parse().unwrap(),
-            batch: BatchId(uuid::Uuid::nil()),
+            group: Group::Batch(BatchId(uuid::Uuid::nil())),
         };
         let pages = Pages::default();
         let keep = || pages.keep(Page::new(about(BatchVerb::Cancel), None, None), "me");

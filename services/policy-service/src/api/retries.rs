@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use fiec_broker::last_messages::{LastMessages, Next};
 use fiec_broker::{AppendError, BrokerError, Entry, chunk_list, feed, store};
 use fiec_schemas::messages::ApiReply;
 use fiec_schemas::scheduling::{Adjustment, OnMiss};
@@ -16,7 +17,6 @@ use tokio::time::Instant;
 use super::changes::{Asked, Change, called};
 use super::{Answered, Api};
 use crate::refusal::{CannotRetry, Refusal};
-use crate::unread::Next;
 
 /// Time in which all ledgers of a tenant are searched for executions that waited in vain.
 const SEARCH: Duration = Duration::from_secs(5);
@@ -235,16 +235,12 @@ impl Api {
         tenant: &Tenant,
     ) -> Answered<Option<BTreeMap<ExecutionId, Vec<ExecutionId>>>> {
         let mut found: BTreeMap<_, Vec<_>> = BTreeMap::new();
-        let Some(mut unread) = self.effects.unread(tenant).await? else {
+        let Some(mut unread) = LastMessages::of(&self.effects.broker, tenant).await? else {
             return Ok(Some(found));
         };
         let deadline = Instant::now() + SEARCH;
         loop {
-            let (seq, header) = match self
-                .effects
-                .next_unread(tenant, &mut unread, deadline)
-                .await?
-            {
+            let (seq, header) = match unread.next(deadline).await? {
                 Next::Message { seq, header } => (seq, header),
                 Next::Over => return Ok(Some(found)),
                 Next::NotYet => return Ok(None),
