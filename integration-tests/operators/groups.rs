@@ -20,9 +20,12 @@ async fn an_array_a_batch_and_ids_that_begin_alike_are_named_at_once() {
     })
     .await;
     let file = lab.file("study.jsonl", LINES.trim_start());
-    lab.fiec(&["submit", file.to_str().unwrap()])
-        .await
-        .expect(0);
+    let taken = lab.fiec(&["submit", file.to_str().unwrap()]).await;
+    let taken = words(&taken.expect(0).stdout);
+    assert!(
+        taken.contains(" lu-11 ") && taken.ends_with(" bad-7"),
+        "{taken}"
+    );
     lab.fiec(&["wait", "lu"]).await.expect(0);
     let waited = lab.fiec(&["wait", "lu-1*", "--batch", "study"]).await;
     let waited = waited.expect(1).stderr;
@@ -84,9 +87,17 @@ async fn an_order_for_what_was_submitted_a_moment_ago_waits_until_that_is_taken_
     let lab = Lab::start(workers_with_history(1)).await;
     let line = r#"{"id":"m","program":"synthetic@1","array":{"count":3000},"params":{"capsules":1000000,"work_us":1000,"state_bytes":0}}"#;
     let file = lab.file("many.jsonl", line);
-    lab.fiec(&["submit", file.to_str().unwrap()])
-        .await
-        .expect(0);
+    let taken = lab.fiec(&["submit", file.to_str().unwrap()]).await;
+    let taken = taken.expect(0).stdout;
+    assert_eq!(taken.lines().count(), 3, "{taken}");
+    assert!(
+        taken.contains(
+            "m-0
+… 2998 more
+"
+        ),
+        "{taken}"
+    );
     let cancelled = lab.fiec(&["cancel", "m-2990"]).await.expect(0).stdout;
     assert!(!cancelled.is_empty());
     lab.fiec(&["wait", "m-2990"]).await.expect(3);

@@ -379,6 +379,27 @@ fn gangs_that_can_never_have_room_keep_no_other_one_from_going_first() {
 }
 
 #[test]
+fn a_gang_for_which_the_nodes_have_no_room_at_all_is_told_so_until_there_are_more() {
+    let mut lab = lab(patient(), 4);
+    for n in 1..=5 {
+        lab.submit(n, 500, &gang(5, ""));
+    }
+    lab.play(2_000, for_ever);
+    let why = lab.w.why(1);
+    assert!(
+        why.summary
+            .contains("room for 4 of them now, and the nodes that are here have none for all"),
+        "{}",
+        why.summary
+    );
+    let help = why.would_help.join("; ");
+    assert!(help.starts_with("more nodes, or larger ones"), "{help}");
+    lab.w.join();
+    lab.play(3_000, for_ever);
+    assert!(together(&lab, 5), "{}", lab.w.why(1).summary);
+}
+
+#[test]
 fn nobody_gives_way_to_a_gang_that_would_not_have_room_all_the_same() {
     let mut lab = lab(Config::default(), 2);
     lab.submit(10, 500, r#""priority":20"#);

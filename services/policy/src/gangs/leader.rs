@@ -41,11 +41,8 @@ impl Gangs {
         let mut waiting = self.waiting_gangs(life, of);
         waiting.sort_by(|a, b| a.turn.order(&b.turn));
         let (from, count) = (self.look_from(life, &waiting), waiting.len());
-        let found = waiting
-            .into_iter()
-            .skip(from)
-            .take(TRIES)
-            .find_map(|gang| self.with_places(life, gang));
+        let tried = waiting.into_iter().skip(from).take(TRIES);
+        let found = self.first_with_places(life, tried);
         // If none of these gangs can ever have room, the next round checks the ones after them.
         self.from = match &found {
             Some(_) => from,
@@ -58,6 +55,25 @@ impl Gangs {
         });
         let before = life.lead(found);
         self.look_again_at_waiting(life, before.as_deref());
+    }
+
+    /// The first of these gangs for which the empty cluster has room.
+    fn first_with_places(
+        &mut self,
+        life: &mut Lifecycle,
+        tried: impl Iterator<Item = Leading>,
+    ) -> Option<Leading> {
+        for gang in tried {
+            let key = gang.key.clone();
+            let placed = self.with_places(life, gang);
+            if let Some(gang) = self.gangs.get_mut(&key) {
+                gang.is_too_large = placed.is_none();
+            }
+            if placed.is_some() {
+                return placed;
+            }
+        }
+        None
     }
 
     /// Index of the first gang to check, in order of turn. The current leading gang stays within

@@ -243,6 +243,13 @@ impl Gangs {
         )
     }
 
+    /// True for a member of a gang for which the nodes that are here have no room, even without
+    /// anything else on them.
+    pub fn is_too_large(&self, life: &Lifecycle, id: ExecutionId) -> bool {
+        let gang = life.gang_of(id).and_then(|(key, _)| self.gangs.get(&key));
+        gang.is_some_and(|gang| gang.is_too_large)
+    }
+
     /// For people: what a member waits for that must not wait for a place on its own.
     /// `unreserved`: why an execution has no reservation.
     pub fn in_words(
@@ -284,14 +291,16 @@ impl Gangs {
             None => "there is no room for all of it now".to_owned(),
         });
         let keeps = life.leading().is_some_and(|l| l.keeps && l.key == key);
-        Some(format!(
-            "it starts together with its gang {name} of {}: {waits}{}",
-            all.len(),
-            if keeps {
-                ", and what becomes free is kept for it"
-            } else {
-                ""
+        let outlook = match (gang.is_too_large, keeps) {
+            (true, _) => {
+                ", and the nodes that are here have none for all, even without anything else"
             }
+            (false, true) => ", and what becomes free is kept for it",
+            (false, false) => "",
+        };
+        let all = all.len();
+        Some(format!(
+            "it starts together with its gang {name} of {all}: {waits}{outlook}"
         ))
     }
 }

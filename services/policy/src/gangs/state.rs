@@ -27,6 +27,8 @@ pub struct GangState {
     pub ready_since: Option<Millis>,
     /// Members that found no place in the last attempt. None before the first attempt.
     pub lacking: Option<Vec<ExecutionId>>,
+    /// The nodes that are here have no room for all members, even without anything else.
+    pub is_too_large: bool,
 }
 
 impl GangState {

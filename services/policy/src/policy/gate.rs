@@ -230,6 +230,9 @@ impl Reasons for Machines {
         let help = match self.prerequisites.help(id) {
             None if !is_free => return Vec::new(),
             Some(help) if !is_free => help,
+            _ if self.gangs.is_too_large(life, id) => {
+                "more nodes, or larger ones: the gang has no room on those that are here".to_owned()
+            }
             _ if bonds.is_some_and(|b| b.gang.is_some()) && !self.gangs.is_alone(life, id) => {
                 "all members of its gang being ready, and room for all of them at once".to_owned()
             }

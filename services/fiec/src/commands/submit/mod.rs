@@ -72,7 +72,10 @@ impl SubmitArgs {
     }
 }
 
-/// An accepted line.
+/// Most elements of an array that are all printed.
+const LISTED: usize = 20;
+
+/// An accepted line, or an element of its array.
 struct Taken {
     line: u32,
     id: ExecutionId,
@@ -132,17 +135,7 @@ pub async fn run(args: SubmitArgs, global: &Global) -> anyhow::Result<Outcome> {
             return Ok(Outcome::BadInput);
         }
     };
-    for taken in &taken {
-        if global.json {
-            println!(
-                "{}",
-                json!({"line": taken.line, "id": taken.id, "client_id": taken.client_id,
-                       "existing": taken.existing})
-            );
-        } else {
-            println!("{}", taken.in_words());
-        }
-    }
+    print(&taken, global.json);
     for error in &errors {
         if global.json {
             println!("{}", json!({"line": error.line, "error": error}));
@@ -166,6 +159,31 @@ pub async fn run(args: SubmitArgs, global: &Global) -> anyhow::Result<Outcome> {
         outcome = outcome.worse(waiting.until_all_have_ended().await?);
     }
     Ok(outcome)
+}
+
+/// Prints what was taken. A person sees a large array as its first and its last element.
+fn print(taken: &[Taken], json: bool) {
+    for line in taken.chunk_by(|a, b| a.line == b.line) {
+        if json {
+            for taken in line {
+                println!(
+                    "{}",
+                    json!({"line": taken.line, "id": taken.id, "client_id": taken.client_id,
+                           "existing": taken.existing})
+                );
+            }
+            continue;
+        }
+        match line {
+            [first, .., last] if line.len() > LISTED => {
+                let count = line.len() - 2;
+                println!("{}\n… {count} more\n{}", first.in_words(), last.in_words());
+            }
+            _ => line
+                .iter()
+                .for_each(|taken| println!("{}", taken.in_words())),
+        }
+    }
 }
 
 fn read(file: &Path) -> anyhow::Result<Vec<u8>> {
@@ -220,14 +238,18 @@ async fn submit_all(broker: &Broker, args: &SubmitArgs, text: &[u8]) -> anyhow::
             numbers.get(index).copied().unwrap_or(line)
         };
         for accepted in reply.accepted {
-            let ids = match accepted.elements {
-                ids if ids.is_empty() => vec![accepted.id],
-                ids => ids,
+            let line = place(accepted.line);
+            let named = match accepted.elements {
+                ids if ids.is_empty() => vec![(accepted.id, accepted.client_id)],
+                ids => {
+                    let names = requests.names(line).chain(std::iter::repeat(None));
+                    ids.into_iter().zip(names).collect()
+                }
             };
-            taken.extend(ids.into_iter().map(|id| Taken {
-                line: place(accepted.line),
+            taken.extend(named.into_iter().map(|(id, client_id)| Taken {
+                line,
                 id,
-                client_id: accepted.client_id.clone(),
+                client_id,
                 existing: accepted.existing,
                 phase: accepted.phase,
             }));

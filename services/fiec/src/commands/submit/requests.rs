@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use fiec_schemas::array::Elements;
 use fiec_schemas::dependency::graph::{Graph, Vertex};
 use fiec_schemas::submission::{EXPANSION_LIMIT, LINE_LIMIT, LINES_LIMIT};
-use fiec_schemas::{BatchId, ExecutionId, LineError, Submission, Tenant};
+use fiec_schemas::{BatchId, ClientId, ExecutionId, LineError, Submission, Tenant};
 
 /// Most bytes in one request. The broker's own limit is 1 MiB, and a reply may be longer than its
 /// request.
@@ -83,6 +83,16 @@ impl Requests {
             numbers.push(*number);
         }
         Some((text, numbers, errors))
+    }
+
+    /// The client's ids of the elements of an array, in their order.
+    pub fn names(&self, number: u32) -> impl Iterator<Item = Option<ClientId>> {
+        let place = self.lines.binary_search_by_key(&number, |(n, _)| *n);
+        let line = place.ok().and_then(|place| self.lines.get(place));
+        let spec = line.and_then(|(_, line)| Submission::parse(line).ok());
+        let elements = spec.into_iter().flat_map(Submission::elements).flatten();
+        // An array without an id has none.
+        elements.map(|element| element.id)
     }
 
     /// Notes that this line of the file was refused.
