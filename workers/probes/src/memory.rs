@@ -111,10 +111,26 @@ struct Group {
     dir: PathBuf,
     usage: KernelFile,
     stat: KernelFile,
-    /// Pages of files, which the kernel can drop.
-    cache_keys: [&'static str; 2],
+    keys: &'static FileKeys,
     limit: u64,
 }
+
+/// The lines of `memory.stat` about pages of files.
+struct FileKeys {
+    /// All of them, which the kernel can drop.
+    pages: [&'static str; 2],
+    /// Those that must be written first.
+    unwritten: [&'static str; 2],
+}
+
+const KEYS_V1: FileKeys = FileKeys {
+    pages: ["total_inactive_file ", "total_active_file "],
+    unwritten: ["total_dirty ", "total_writeback "],
+};
+const KEYS_V2: FileKeys = FileKeys {
+    pages: ["inactive_file ", "active_file "],
+    unwritten: ["file_dirty ", "file_writeback "],
+};
 
 impl Group {
     fn new(version: Version, dir: &Path, limit: u64) -> Self {
@@ -123,9 +139,9 @@ impl Group {
             dir: dir.to_owned(),
             usage: KernelFile::new(dir.join(version.usage_file())),
             stat: KernelFile::new(dir.join("memory.stat")),
-            cache_keys: match version {
-                Version::V1 => ["total_inactive_file ", "total_active_file "],
-                Version::V2 => ["inactive_file ", "active_file "],
+            keys: match version {
+                Version::V1 => &KEYS_V1,
+                Version::V2 => &KEYS_V2,
             },
             limit,
         }
@@ -142,14 +158,18 @@ impl Group {
         Ok(Some(usage.saturating_sub(self.cache()?)))
     }
 
-    /// Bytes of file pages. A file that is read twice is active: the kernel drops it later, but drops
-    /// it. What holds a file in memory for good, such as a tmpfs, counts elsewhere.
+    /// Bytes of file pages that the kernel gives back at once. A file that is read twice is active: the
+    /// kernel drops it later, but drops it. What must be written first does not count, and what holds
+    /// a file in memory for good, such as a tmpfs, is not among the file pages.
     fn cache(&mut self) -> io::Result<u64> {
-        let [inactive, active] = self.cache_keys;
+        let [inactive, active] = self.keys.pages;
         let text = self.stat.read()?;
+        let unwritten = self.keys.unwritten.iter();
+        let unwritten: u64 = unwritten.filter_map(|key| field(text, key)).sum();
         let sum = field(text, inactive)
             .zip(field(text, active))
-            .map(|(inactive, active)| inactive.saturating_add(active));
+            .map(|(inactive, active)| inactive.saturating_add(active))
+            .map(|pages| pages.saturating_sub(unwritten));
         sum.ok_or_else(|| {
             let file = self.stat.path().display();
             invalid(format!("no {inactive}or {active}in {file}"))
@@ -180,7 +200,7 @@ enum Held {
     },
 }
 
-/// M = max of 1 − MemAvailable/MemTotal and, over enclosing cgroups, (usage − file pages)/limit.
+/// M = max of 1 − MemAvailable/MemTotal and, over enclosing cgroups, (usage − clean file pages)/limit.
 /// With a declared budget: the process tree's anonymous memory and swap, divided by the budget.
 pub struct MemoryProbe {
     held: Held,
@@ -446,7 +466,9 @@ mod tests {
             // A file that is read twice is active.
             let active = cache - cache / 3;
             let stat = format!(
-                "anon 1\ninactive_anon 9\nactive_file {active}\ninactive_file {}\n",
+                "anon 1\ninactive_anon 9\nactive_file {}\ninactive_file {}\nfile_dirty 2\n\
+                 file_writeback 3\n",
+                active + 5,
                 cache / 3
             );
             fs::write(at.join("memory.stat"), stat).unwrap();

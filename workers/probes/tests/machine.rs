@@ -86,6 +86,21 @@ fn parts() {
             );
             next();
         }
+        "writer" => loop {
+            let line = next();
+            let mut words = line.split_whitespace();
+            let (Some(path), Some(mib)) = (words.next(), words.next()) else {
+                return;
+            };
+            let mut file = std::fs::File::create(path).unwrap();
+            for _ in 0..mib.parse::<usize>().unwrap() {
+                file.write_all(&vec![1; 1 << 20]).unwrap();
+            }
+            if words.next() == Some("synced") {
+                file.sync_all().unwrap();
+            }
+            println!("\nwritten");
+        },
         "member" => {
             let own = || std::fs::read_to_string("/proc/self/cgroup").unwrap();
             let before = own();
@@ -184,6 +199,45 @@ fn memory_that_a_child_allocates_in_the_nodes_cgroup_shows() {
     );
     drop(hog);
     std::fs::remove_dir(&path).unwrap();
+}
+
+#[test]
+fn a_full_page_cache_is_no_pressure_and_a_tmpfs_is() {
+    let Some(group) = permitted("probe-test-cache", 256 * MIB) else {
+        return;
+    };
+    let (disk, memory) = (
+        tempfile::tempdir().unwrap(),
+        tempfile::tempdir_in("/dev/shm"),
+    );
+    let mut probe = MemoryProbe::new(&group.limit(), None);
+    let mut writer = Part::play("writer");
+    group.join(writer.child.id()).unwrap();
+    let mut write = |path: std::path::PathBuf, mib: u64, how: &str| {
+        writer.say(&format!("{} {mib} {how}", path.display()));
+        writer.hear("written");
+    };
+    let usage = || {
+        let files = ["memory.usage_in_bytes", "memory.current"].map(|f| group.path().join(f));
+        let mut texts = files.iter().filter_map(|f| std::fs::read_to_string(f).ok());
+        texts.next().unwrap().trim().parse::<u64>().unwrap()
+    };
+    write(disk.path().join("cached"), 180, "synced");
+    let host = MemoryProbe::new(&MemoryLimit::Host, None).measure(at(0));
+    let cached = probe.measure(at(50)).value.unwrap();
+    assert!(usage() > 150 * MIB, "the cache was charged elsewhere");
+    assert!(
+        cached < host.value.unwrap().max(0.1) + 0.1,
+        "{cached} of {host:?}"
+    );
+    let Ok(memory) = memory else {
+        let mut terminal = std::io::stderr().lock();
+        let _ = writeln!(terminal, "SKIPPED: no tmpfs at /dev/shm on this machine");
+        return;
+    };
+    write(memory.path().join("kept"), 120, "");
+    let kept = probe.measure(at(2_000)).value.unwrap();
+    assert!(kept > 110.0 / 256.0, "{kept}");
 }
 
 #[test]
