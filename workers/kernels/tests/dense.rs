@@ -132,7 +132,10 @@ fn a_singular_matrix_names_its_column() {
     for block in [8, 16, 64] {
         let error = lu::factor(&mut Engine::default(), a.clone().view_mut(), block).unwrap_err();
         assert_eq!(error, lu::LuError::Singular { column: 37 }, "{block}");
-        assert!(error.to_string().contains("column 38 has"), "it counts from 1");
+        assert!(
+            error.to_string().contains("column 38 has"),
+            "it counts from 1"
+        );
     }
 }
 
