@@ -102,7 +102,7 @@ async fn executions_wait_for_batches_arrays_and_ids_that_begin_alike() {
     let file = file.to_str().unwrap();
     let submit = ["submit", file, "--wait"];
     lab.fiec(&submit).await.expect(1);
-    // What has ended long before counts, and what is submitted with the waiting ones.
+    // Members that ended long before count, and those that are submitted with the waiting ones.
     let file = lab.file(
         "waiting.jsonl",
         format!(

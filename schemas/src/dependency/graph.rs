@@ -1,4 +1,4 @@
-//! What waits for what among submissions that are seen together: those of a message, or of a file.
+//! Graph of the dependencies between the submissions of a message, or of a file.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -16,7 +16,7 @@ pub struct Vertex {
     pub id: Option<ClientId>,
     /// Its batch.
     pub batch: Option<BatchId>,
-    /// What it waits for.
+    /// Its dependencies.
     pub after: Vec<Target>,
 }
 

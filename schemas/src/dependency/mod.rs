@@ -130,7 +130,7 @@ impl Dependency {
         }
     }
 
-    /// What it names. `None` if it breaks a rule of [`Dependency`].
+    /// The execution or the group that it names. `None` if it breaks a rule of [`Dependency`].
     pub fn target(&self, tenant: &Tenant) -> Option<Target> {
         match (&self.id, &self.batch, &self.array) {
             (Some(id), None, None) => match id.strip_suffix('*') {

@@ -121,6 +121,22 @@ fn a_member_that_is_retried_is_waited_for_again() {
 }
 
 #[test]
+fn one_that_is_retried_while_its_group_cannot_do_fails_again() {
+    let mut w = World::new(4);
+    w.submit_line(1, r#""id":"s-1""#);
+    w.submit_line(2, r#""id":"s-2""#);
+    w.submit_line(10, r#""after":[{"id":"s-*"}]"#);
+    w.submit_line(11, r#""after":[{"id":"s-*","on":"any"}]"#);
+    w.pass(1_500);
+    fail(&mut w, 1);
+    assert_eq!((phase(&w, 10), phase(&w, 11)), ("failed", "pending"));
+    // The other one still waits for the group, so its members are known.
+    retry(&mut w, 10);
+    w.pass(1_500);
+    assert_eq!(phase(&w, 10), "failed");
+}
+
+#[test]
 fn another_policy_service_finds_the_same_members_and_learns_what_ended_meanwhile() {
     let mut w = waiting(3, "");
     end(&mut w, 1);

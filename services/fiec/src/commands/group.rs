@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use fiec_broker::last_messages::{LastMessages, Next};
 use fiec_broker::{Broker, Ledger, results};
 use fiec_schemas::dependency::{Dependency, Group, Target};
-use fiec_schemas::messages::{BatchReply, BatchVerb, RefusalCode};
+use fiec_schemas::messages::{BatchReply, BatchVerb};
 use fiec_schemas::{
     ClientId, Event, ExecutionId, Glance, LedgerMessage, PhaseKind, Sequence, Tenant,
 };
@@ -107,19 +107,23 @@ pub async fn wait(
 ) -> anyhow::Result<Outcome> {
     let mut pause = Duration::from_millis(100);
     let mut is_silent = false;
+    // The last message that was queued when the waiting began. What comes later concerns others.
+    let mut queued = None;
     loop {
         match status(broker, tenant, of).await {
             Ok(reply) => {
                 is_silent = false;
-                // Its submission may still be queued.
-                let is_queued = reply.refusal == Some(RefusalCode::NotTakenIn);
+                // Its submission may still be queued, or some of it.
+                let untaken = reply.untaken;
+                let queued = *queued.get_or_insert(untaken.map_or(0, |u| u.upto));
+                let is_queued = untaken.is_some_and(|u| u.oldest <= queued);
                 if let Some(error) = reply.error.filter(|_| !is_queued) {
                     eprintln!("{error}");
                     return Ok(Outcome::BadInput);
                 }
                 let outcomes = reply.phases.keys().map(|phase| wait::outcome_of(*phase));
                 let outcomes: Option<Vec<Outcome>> = outcomes.collect();
-                if let (Some(outcomes), false) = (outcomes, is_queued || reply.untaken.is_some()) {
+                if let (Some(outcomes), false) = (outcomes, is_queued) {
                     if !global.json {
                         batch::name_who_ended_badly(&reply.ended_badly, &reply.phases);
                     }

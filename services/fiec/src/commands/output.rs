@@ -56,10 +56,7 @@ pub async fn fetch_all(
             outcome = Outcome::Failed;
             continue;
         };
-        if let Some(parent) = file.parent() {
-            std::fs::create_dir_all(parent)
-                .with_context(|| format!("cannot create {}", parent.display()))?;
-        }
+        make_parent(&file)?;
         transfer::download(&broker, output.digest, &file, name, global.json).await?;
         eprintln!("{}", file.display());
     }
@@ -102,11 +99,18 @@ pub async fn fetch_one(
         eprintln!("{name:?} is no file name here");
         return Ok(Outcome::BadInput);
     };
-    if let (Some(parent), true) = (file.parent(), known.outputs.contains_key(name)) {
-        std::fs::create_dir_all(parent)
-            .with_context(|| format!("cannot create {}", parent.display()))?;
+    if known.outputs.contains_key(name) {
+        make_parent(&file)?;
     }
     get(&broker, &known, name, Some(&file), global.json).await
+}
+
+/// Makes the folder of a file.
+fn make_parent(file: &Path) -> anyhow::Result<()> {
+    let Some(parent) = file.parent() else {
+        return Ok(());
+    };
+    std::fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))
 }
 
 /// The path of an output in a folder. `None` if the name would lead out of the folder.

@@ -71,7 +71,7 @@ pub struct Member {
     pub id: Option<ClientId>,
     /// Its batch.
     pub batch: Option<BatchId>,
-    /// What it waits for.
+    /// Its dependencies.
     pub after: Vec<Target>,
 }
 

@@ -28,7 +28,7 @@ pub struct Awaited {
     pub on: AfterOutcome,
 }
 
-/// What is known of a dependency.
+/// Outlook of a dependency.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outlook {
     /// It may end as required.
@@ -45,7 +45,7 @@ pub enum Outlook {
 }
 
 impl Awaited {
-    /// What was seen of an execution means this. `old`: its ledger would exist by now.
+    /// The outlook after a look at the ledger of an execution. `old`: its ledger would exist by now.
     pub fn outlook(&self, id: ExecutionId, seen: Seen, old: bool) -> Outlook {
         let in_vain = |words: String| Outlook::InVain {
             words: format!("it waits for {}, {words}", self.name),

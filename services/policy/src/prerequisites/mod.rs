@@ -238,7 +238,9 @@ impl Prerequisites {
         if !held.learn(&goal, outlook) {
             return false;
         }
-        if held.fails.is_none() {
+        if held.fails.is_some() {
+            self.failing.insert(waiter);
+        } else {
             self.groups.leave(key, waiter);
         }
         true
@@ -274,9 +276,7 @@ impl Prerequisites {
                 }
                 self.failing.remove(&waiter);
                 // Another member may have ended otherwise, too.
-                if self.judge(&key, waiter) {
-                    self.failing.insert(waiter);
-                }
+                self.judge(&key, waiter);
             }
         }
     }

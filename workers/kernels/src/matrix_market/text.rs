@@ -12,7 +12,7 @@ pub fn without_mark(bytes: &[u8]) -> &[u8] {
 
 /// The lines of a text with their numbers, counted from 1.
 pub struct Lines<'a> {
-    /// What was not read yet.
+    /// The rest of the text.
     pub rest: &'a [u8],
     /// Number of the last line.
     pub number: u64,
