@@ -16,6 +16,7 @@ mod listing;
 mod logs;
 mod missing_history;
 mod reading_history;
+mod refusals;
 mod sight;
 mod telemetry;
 mod workflows;

@@ -47,9 +47,17 @@ named! {
         Unanswered,
         /// The service is starting and still reads the ledgers. Ask again.
         Loading,
-        /// The service is ending. Another one answers.
+        /// The service is ending, and did nothing. Another one answers.
         Ending,
         /// An operation of the broker failed.
         Broker,
+    }
+}
+
+impl RefusalCode {
+    /// True if the service did nothing, and will soon do the same request: it is starting, is ending
+    /// and has a successor, or has too much to do at the moment.
+    pub fn is_momentary(self) -> bool {
+        matches!(self, Self::Busy | Self::Loading | Self::Ending)
     }
 }

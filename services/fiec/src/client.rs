@@ -27,20 +27,58 @@ pub struct Unreachable(pub String);
 /// Longest wait for a submission to be taken in. One answer takes some seconds of it.
 const QUEUED: Duration = Duration::from_secs(60);
 
+/// Longest time for which a request is made again while the service does nothing for it.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Pause before a request is made again.
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// Time limit of an answer. The answer of a worker is part of it.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-async fn request<T: DeserializeOwned>(
-    broker: &Broker,
-    subject: String,
-    body: Bytes,
-) -> anyhow::Result<T> {
+/// An answer that can be a refusal.
+trait Reply: DeserializeOwned {
+    fn refusal(&self) -> Option<RefusalCode>;
+}
+
+macro_rules! replies {
+    ($($reply:ty),+) => {
+        $(impl Reply for $reply {
+            fn refusal(&self) -> Option<RefusalCode> {
+                self.refusal
+            }
+        })+
+    };
+}
+
+replies!(ApiReply, BatchReply, QuotaReply, SubmitReply);
+
+async fn request<T: Reply>(broker: &Broker, subject: String, body: Bytes) -> anyhow::Result<T> {
     request_with(broker, subject, body, async_nats::HeaderMap::new()).await
 }
 
-async fn request_with<T: DeserializeOwned>(
+/// Asks until a service does or refuses what is asked for, within [`PATIENCE`]: one that is starting
+/// or ending, or has no room, does nothing.
+async fn request_with<T: Reply>(
     broker: &Broker,
     subject: String,
+    body: Bytes,
+    headers: async_nats::HeaderMap,
+) -> anyhow::Result<T> {
+    let since = Instant::now();
+    loop {
+        let reply: T = once(broker, &subject, body.clone(), headers.clone()).await?;
+        let is_momentary = reply.refusal().is_some_and(RefusalCode::is_momentary);
+        if !is_momentary || since.elapsed() >= PATIENCE {
+            return Ok(reply);
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+async fn once<T: Reply>(
+    broker: &Broker,
+    subject: &str,
     body: Bytes,
     headers: async_nats::HeaderMap,
 ) -> anyhow::Result<T> {
@@ -48,7 +86,11 @@ async fn request_with<T: DeserializeOwned>(
         .payload(body)
         .headers(headers)
         .timeout(Some(DEADLINE));
-    let reply = match broker.client.send_request(subject.clone(), request).await {
+    let reply = match broker
+        .client
+        .send_request(subject.to_owned(), request)
+        .await
+    {
         Ok(reply) => reply,
         Err(error) if error.kind() == RequestErrorKind::NoResponders => bail!(Unreachable(
             "no policy service answers: start one with `fiec policy` (or everything with \

@@ -188,6 +188,13 @@ pub enum Ask {
     Rejected(Box<Rejected>),
 }
 
+impl Ask {
+    /// True if it can change something: without an answer, nobody knows whether it has.
+    pub fn is_order(&self) -> bool {
+        matches!(self, Self::Yield { .. })
+    }
+}
+
 /// Lines that were refused before they were stored.
 #[derive(Debug)]
 pub struct Rejected {

@@ -269,9 +269,15 @@ pub enum Refusal {
     /// The ledgers are being read at the start.
     #[error("the policy service is still taking over the ledgers; try again")]
     Loading,
-    /// The service stops.
-    #[error("the policy service is ending; another one will answer")]
+    /// The service stops, and has changed nothing.
+    #[error("the policy service is ending, and did nothing; another one will answer")]
     Ending,
+    /// The service stopped before it answered.
+    #[error(
+        "the policy service ended before it answered; what was asked for may still be done, so look \
+         (`fiec status`) before asking again"
+    )]
+    EndedUnanswered,
     /// An operation of the broker failed.
     #[error("{0}")]
     Broker(String),
@@ -383,7 +389,7 @@ impl Refusal {
             Self::InPart { refusal, .. } => refusal.code(),
             Self::Overtaken { .. } | Self::Contended { .. } => Code::Overtaken,
             Self::Busy | Self::TooMuchToRead { .. } | Self::NoRoom { .. } => Code::Busy,
-            Self::Unanswered { .. } => Code::Unanswered,
+            Self::Unanswered { .. } | Self::EndedUnanswered => Code::Unanswered,
             Self::Loading | Self::NotReadYet { .. } => Code::Loading,
             Self::Ending => Code::Ending,
             Self::Broker(_) => Code::Broker,

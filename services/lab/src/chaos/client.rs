@@ -275,9 +275,6 @@ impl Client {
 fn is_unclear(code: RefusalCode) -> bool {
     matches!(
         code,
-        RefusalCode::Unanswered
-            | RefusalCode::Broker
-            | RefusalCode::NodeSilent
-            | RefusalCode::Ending
+        RefusalCode::Unanswered | RefusalCode::Broker | RefusalCode::NodeSilent
     )
 }

@@ -34,8 +34,11 @@ pub(super) async fn ask<T>(
     let deadline = Instant::now() + within;
     let room = room_until(core, deadline, within).await?;
     let (reply, answer) = oneshot::channel();
-    room.send(Outcome::Ask(make(reply)));
+    let ask = make(reply);
+    let orders = ask.is_order();
+    room.send(Outcome::Ask(ask));
     match timeout_at(deadline, answer).await {
+        Ok(Err(_)) if orders => Err(Refusal::EndedUnanswered),
         Ok(answer) => answer.map_err(|_| Refusal::Ending),
         Err(_) => Err(Refusal::Unanswered { within }),
     }
@@ -100,17 +103,27 @@ mod tests {
             if let Some(Outcome::Ask(Ask::Lost(reply))) = asked.recv().await {
                 reply.send(Default::default()).unwrap();
             }
-            if let Some(Outcome::Ask(Ask::Lost(reply))) = asked.recv().await {
-                drop(reply);
+            for _ in 0..2 {
+                drop(asked.recv().await.unwrap());
             }
             drop(asked);
         };
         let asks = async {
             let heard = ask(&core, long, Ask::Lost).await;
             assert!(heard.is_ok_and(|lost| lost.is_empty()));
+            let order = |reply| Ask::Yield {
+                execution: "00000000-0000-0000-0000-000000000001".parse().unwrap(),
+                to: None,
+                who: "ann".to_owned(),
+                reply,
+            };
+            let refusal = ask(&core, long, order).await.unwrap_err();
+            assert!(matches!(refusal, Refusal::EndedUnanswered));
+            assert!(!refusal.code().is_momentary(), "it may have been done");
             for _ in 0..2 {
                 let refusal = ask(&core, long, Ask::Lost).await.unwrap_err();
                 assert!(matches!(refusal, Refusal::Ending));
+                assert!(refusal.code().is_momentary());
             }
         };
         tokio::join!(answers, asks);

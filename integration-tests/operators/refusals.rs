@@ -1,0 +1,52 @@
+//! What `fiec` does when the policy service does nothing for a request.
+
+use crate::stage::{Lab, workers};
+use fiec_schemas::messages::{ApiReply, ExecutionVerb, RefusalCode};
+use fiec_schemas::subjects;
+use futures_util::StreamExt as _;
+
+fn refused(refusal: RefusalCode) -> ApiReply {
+    ApiReply {
+        error: Some(format!("{refusal}")),
+        refusal: Some(refusal),
+        ..ApiReply::default()
+    }
+}
+
+/// Answers requests to pause one execution, one after the other, in the place of a policy service.
+async fn answer(lab: &Lab, replies: Vec<ApiReply>) -> tokio::task::JoinHandle<usize> {
+    let client = lab.broker.client.clone();
+    let subject = subjects::api_execution(ExecutionVerb::Pause, lab.tenant.clone());
+    let mut requests = client.subscribe(subject).await.unwrap();
+    client.flush().await.unwrap();
+    tokio::spawn(async move {
+        let mut answered = 0;
+        for reply in replies {
+            let Some(reply_to) = requests.next().await.and_then(|request| request.reply) else {
+                break;
+            };
+            let body = serde_json::to_vec(&reply).unwrap();
+            client.publish(reply_to, body.into()).await.unwrap();
+            client.flush().await.unwrap();
+            answered += 1;
+        }
+        answered
+    })
+}
+
+#[tokio::test]
+async fn a_request_is_made_again_only_where_the_service_did_nothing_and_soon_will() {
+    let mut lab = Lab::start(workers(1)).await;
+    lab.policies[0].kill();
+    lab.policies.clear();
+    // The last two may have been done, and cannot be done.
+    for last in [RefusalCode::Unanswered, RefusalCode::Ended] {
+        let momentary = [RefusalCode::Ending, RefusalCode::Loading, RefusalCode::Busy];
+        let replies = momentary.into_iter().chain([last]).map(refused).collect();
+        let service = answer(&lab, replies).await;
+        let said = lab.fiec(&["pause", "note"]).await.expect(1).stderr;
+        assert!(said.contains(last.as_str()), "{said}");
+        assert_eq!(service.await.unwrap(), 4);
+    }
+    lab.end().await;
+}
