@@ -15,7 +15,10 @@ const INDEX: &str = "{index}";
 /// Text that the value of an element replaces.
 const VALUE: &str = "{value}";
 /// Most elements of an array.
-pub const ARRAY_LIMIT: u32 = 10_000;
+pub const ARRAY_LIMIT: u32 = 100_000;
+/// An array of more elements needs an id, from which their names follow: the answer to its
+/// submission does not list them.
+pub const LISTED_LIMIT: usize = 10_000;
 
 /// Makes a line an array: the same submission for each index, or for each value of a list. In
 /// parameters, labels and `after`, the index replaces the text `{index}`, and the value `{value}`.
@@ -154,7 +157,7 @@ impl Array {
         }
     }
 
-    pub(crate) fn check(&self) -> Result<(), FieldError> {
+    pub(crate) fn check(&self, has_id: bool) -> Result<(), FieldError> {
         if let Self::Range { from, to, .. } = self
             && to < from
         {
@@ -163,7 +166,13 @@ impl Array {
         }
         let count = self.count();
         if (1..=ARRAY_LIMIT as usize).contains(&count) {
-            return Ok(());
+            if has_id || count <= LISTED_LIMIT {
+                return Ok(());
+            }
+            let rule = format!(
+                "an array of more than {LISTED_LIMIT} elements needs one, and this has {count}"
+            );
+            return Err(FieldError::new("id", rule));
         }
         let (field, rule) = match self {
             Self::Count(_) => (

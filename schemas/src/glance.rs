@@ -5,6 +5,7 @@
 use serde::Deserialize;
 
 use crate::event::{BatchPlace, PhaseKind};
+use crate::ids::Digest;
 
 /// The fields that a glance reads.
 #[derive(Debug, Deserialize)]
@@ -18,6 +19,7 @@ struct StateGlance<'a> {
     phase: PhaseGlance,
     batch: Option<BatchPlace>,
     client_id: Option<&'a str>,
+    submission: Option<Digest>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -42,6 +44,11 @@ impl<'a> Glance<'a> {
     /// The client's id of the execution, if it has one.
     pub fn client_id(&self) -> Option<&'a str> {
         self.state.client_id
+    }
+
+    /// The digest of its submission. Every message of a ledger has it.
+    pub fn submission(&self) -> Option<Digest> {
+        self.state.submission
     }
 
     /// The batch of the execution, if it has one.

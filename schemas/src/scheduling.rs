@@ -4,7 +4,6 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::array::Array;
 use crate::dependency;
 use crate::hardware::Thresholds;
 use crate::ids::{BatchName, NodeId, Timestamp};
@@ -375,7 +374,8 @@ pub(crate) fn check(spec: &Submission) -> Result<(), FieldError> {
         let rule = format!("must be from 2 to {GANG_LIMIT}, but is {}", gang.size);
         return Err(FieldError::new("gang.size", rule));
     }
-    spec.array.as_ref().map_or(Ok(()), Array::check)
+    let array = spec.array.as_ref();
+    array.map_or(Ok(()), |array| array.check(spec.id.is_some()))
 }
 
 #[cfg(test)]

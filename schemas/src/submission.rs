@@ -31,8 +31,10 @@ pub use crate::requirements::{
 pub const LINE_LIMIT: usize = 512 * 1024;
 /// Header of a submission that is accepted as a whole or not at all: `true`.
 pub const ATOMIC_HEADER: &str = "Fiec-Atomic";
-/// Most submissions in one message, including the elements of its arrays.
+/// Most lines in one message.
 pub const LINES_LIMIT: usize = 10_000;
+/// Most submissions in one message: its lines, and the elements of its arrays.
+pub const EXECUTIONS_LIMIT: usize = 100_000;
 /// Most bytes of a message's lines with arrays, after the arrays are expanded.
 pub const EXPANSION_LIMIT: usize = 64 * 1024 * 1024;
 /// Most entries of `after` in one message, counted for each element of its arrays.

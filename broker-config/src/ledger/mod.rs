@@ -3,6 +3,7 @@
 
 mod appends;
 mod draft;
+mod many;
 mod reads;
 
 use async_nats::jetstream::message::StreamMessage;
@@ -127,23 +128,34 @@ impl Ledger {
     }
 }
 
-fn entry(message: StreamMessage, seen_in: u64) -> Result<Entry, BrokerError> {
-    let malformed = |reason: String| BrokerError::Malformed {
+fn malformed(message: &StreamMessage, reason: String) -> BrokerError {
+    BrokerError::Malformed {
         what: format!("ledger message {} on {}", message.sequence, message.subject),
         reason,
+    }
+}
+
+/// The text of the `Fiec-Event` header.
+fn header(message: &StreamMessage) -> Result<&str, BrokerError> {
+    let header = message.headers.get(subjects::EVENT_HEADER);
+    let missing = || {
+        malformed(
+            message,
+            format!("it has no {} header", subjects::EVENT_HEADER),
+        )
     };
-    let header = message
-        .headers
-        .get(subjects::EVENT_HEADER)
-        .ok_or_else(|| malformed(format!("it has no {} header", subjects::EVENT_HEADER)))?
-        .as_str();
+    header.map(|header| header.as_str()).ok_or_else(missing)
+}
+
+fn entry(message: StreamMessage, seen_in: u64) -> Result<Entry, BrokerError> {
+    let header = header(&message)?;
     let stored = message.time.unix_timestamp_nanos() / 1_000;
     Ok(Entry {
         seq: message.sequence,
         stored_at: Timestamp::from_micros(i64::try_from(stored).unwrap_or(0)),
         digest: Digest::of(header.as_bytes()),
         message: LedgerMessage::decode(header, message.sequence)
-            .map_err(|error| malformed(error.to_string()))?,
+            .map_err(|error| malformed(&message, error.to_string()))?,
         body: message.payload.clone(),
         seen_in,
     })

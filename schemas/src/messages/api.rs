@@ -571,7 +571,11 @@ pub struct Accepted {
     /// If it existed before: its phase, unless it ended long ago. None for an array.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<PhaseKind>,
-    /// For an array: all its executions in order of their indices. `id` is the first one.
+    /// For an array: all its executions in order of their indices. `id` is the first one. Empty if
+    /// there are more than 10,000: their ids follow from their names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub elements: Vec<ExecutionId>,
+    /// For an array: the number of its elements.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub count: Option<u32>,
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use fiec_schemas::array::Elements;
 use fiec_schemas::dependency::{Dependency, GROUPS_LIMIT, Group};
-use fiec_schemas::submission::{AFTER_TOTAL_LIMIT, EXPANSION_LIMIT, LINES_LIMIT, lines};
+use fiec_schemas::submission::{AFTER_TOTAL_LIMIT, EXECUTIONS_LIMIT, EXPANSION_LIMIT, lines};
 use fiec_schemas::{BatchId, BatchName, ClientId, Digest, FieldError, Submission, Tenant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
@@ -19,8 +19,8 @@ use crate::refusal::Refusal;
 /// KiB that all messages under check may take together.
 const ROOM_KIB: u32 = 64 * 1024;
 /// KiB reserved for the elements of a message's arrays, beside its lines. They hold as many names
-/// as [`LINES_LIMIT`] and [`AFTER_TOTAL_LIMIT`] allow.
-const ARRAYS_KIB: usize = 16 * 1024;
+/// as [`EXECUTIONS_LIMIT`] and [`AFTER_TOTAL_LIMIT`] allow.
+const ARRAYS_KIB: usize = 32 * 1024;
 /// Most bytes that are kept for each byte of a line's text.
 const KEPT: usize = 10;
 /// A text of more bytes is read on a blocking thread, so that the service's tasks do not wait.
@@ -101,9 +101,9 @@ impl Total {
         let element = line.bytes_each();
         let bytes = count.saturating_mul(element);
         self.bytes = self.bytes.saturating_add(bytes);
-        let rule = if self.executions > LINES_LIMIT {
+        let rule = if self.executions > EXECUTIONS_LIMIT {
             format!(
-                "a message becomes at most {LINES_LIMIT} executions; send this line in another one"
+                "a message becomes at most {EXECUTIONS_LIMIT} executions; send this line in another one"
             )
         } else if self.bytes > EXPANSION_LIMIT {
             format!(

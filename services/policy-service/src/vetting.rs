@@ -8,8 +8,10 @@ use async_nats::jetstream::stream::RawMessageErrorKind;
 use bytes::Bytes;
 use fiec_broker::Entry;
 use fiec_schemas::dependency::Target;
+use fiec_schemas::messages::RecordedRequest;
 use fiec_schemas::{
-    Digest, ExecutionId, FieldError, PhaseKind, Sequence, Tenant, Timestamp, package, subjects,
+    Digest, ExecutionId, FieldError, Glance, PhaseKind, Sequence, Tenant, Timestamp, package,
+    subjects,
 };
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 
@@ -31,6 +33,16 @@ pub struct There {
 }
 
 impl There {
+    /// The one whose ledger has this header.
+    fn read(header: &str) -> Result<Option<Self>, Refusal> {
+        let glance = Glance::read(header);
+        let glance = glance.map_err(|error| Refusal::broker("read a ledger message", &error))?;
+        Ok(glance.submission().map(|submission| Self {
+            submission,
+            phase: Some(glance.phase()),
+        }))
+    }
+
     /// One without a ledger.
     pub fn long_ago(submission: Digest) -> Self {
         let phase = None;
@@ -40,6 +52,9 @@ impl There {
 
 /// Ledgers looked up at the same time.
 const LOOK_UPS: usize = 64;
+/// More ledgers are looked up together, in any copy of the stream. One that lags behind may not have
+/// a ledger: then its line is refused when its first message is appended, not here.
+const MANY: usize = 1_000;
 /// A dependency that is submitted at this moment may be stored this much later.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// A message that gets no memory within this time is delivered again.
@@ -236,22 +251,33 @@ impl Effects {
         ids: impl IntoIterator<Item = ExecutionId>,
     ) -> Result<HashMap<ExecutionId, There>, Refusal> {
         let ids: Vec<_> = ids.into_iter().collect();
-        stream::iter(ids)
-            .map(|id| async move {
-                let last = self.ledger.last(tenant, id).await?;
-                let there = match last {
-                    Some(entry) => Some(There {
-                        submission: entry.message.state.submission,
-                        phase: Some(entry.message.state.phase.kind()),
-                    }),
-                    None => self.history.ended(id).await.map(There::long_ago),
-                };
-                Ok::<_, Refusal>(there.map(|there| (id, there)))
-            })
-            .buffer_unordered(LOOK_UPS)
-            .try_filter_map(|found| async move { Ok(found) })
-            .try_collect()
-            .await
+        let mut there = HashMap::new();
+        if ids.len() > MANY {
+            for (id, header) in self.ledger.last_of_many(tenant, &ids).await? {
+                there.extend(There::read(&header)?.map(|found| (id, found)));
+            }
+        } else {
+            let last = self.last_of(tenant, ids.iter().copied()).await?;
+            let found = |entry: &Entry| There {
+                submission: entry.message.state.submission,
+                phase: Some(entry.message.state.phase.kind()),
+            };
+            there.extend(last.iter().map(|(id, entry)| (*id, found(entry))));
+        }
+        if self.history.may_know_more() {
+            let others: Vec<_> = ids
+                .into_iter()
+                .filter(|id| !there.contains_key(id))
+                .collect();
+            let ended = |id| async move { Some((id, self.history.ended(id).await?)) };
+            let mut ended = stream::iter(others)
+                .map(ended)
+                .buffer_unordered(RecordedRequest::MOST);
+            while let Some(found) = ended.next().await {
+                there.extend(found.map(|(id, submission)| (id, There::long_ago(submission))));
+            }
+        }
+        Ok(there)
     }
 
     /// The last message of each of these ledgers that exists.

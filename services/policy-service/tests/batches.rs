@@ -74,14 +74,41 @@ async fn an_array_becomes_so_many_executions_by_request_and_by_message_and_once_
     for id in ids {
         stage.last_of(id).await;
     }
-    let many = r#"{"program":"synthetic@1","array":{"count":10000}}"#;
+    let few = r#"{"program":"synthetic@1","array":{"count":4}}"#;
+    let many = r#"{"id":"many","program":"synthetic@1","array":{"count":100000}}"#;
     let reply: SubmitReply = stage
-        .ask_raw("fiec.api.submit.lab", &format!("{many}\n{many}"))
+        .ask_raw("fiec.api.submit.lab", &format!("{few}\n{many}"))
         .await;
     assert_eq!(
         (reply.errors[0].line, &*reply.errors[0].field),
         (2, "array.count")
     );
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_large_array_is_answered_with_its_count_and_has_an_id_from_which_the_others_follow() {
+    let stage = Stage::with_nodes(&["n1"]).await;
+    let service = stage.service().await;
+    let nameless = r#"{"program":"synthetic@1","array":{"count":10001}}"#;
+    let reply: SubmitReply = stage.ask_raw("fiec.api.submit.lab", nameless).await;
+    assert_eq!(reply.errors[0].field, "id", "{reply:?}");
+    let line = r#"{"id":"large","program":"synthetic@1","array":{"count":10001}}"#;
+    let reply: SubmitReply = stage.ask_raw("fiec.api.submit.lab", line).await;
+    let accepted = &reply.accepted[0];
+    assert_eq!((accepted.count, accepted.existing), (Some(10_001), false));
+    assert!(accepted.elements.is_empty());
+    assert_eq!(accepted.id, id("large-0"));
+    until(|| async { exists(&stage, "large-10000").await }).await;
+    // All of them are looked up together.
+    let again: SubmitReply = stage.ask_raw("fiec.api.submit.lab", line).await;
+    assert!(again.accepted[0].existing, "{again:?}");
+    let other = line.replace("count\":10001", "count\":10002");
+    let more: SubmitReply = stage.ask_raw("fiec.api.submit.lab", &other).await;
+    assert!(!more.accepted[0].existing, "{more:?}");
+    let labelled = line.replace(r#""id""#, r#""labels":{"x":"y"},"id""#);
+    let refused: SubmitReply = stage.ask_raw("fiec.api.submit.lab", &labelled).await;
+    assert_eq!(refused.errors[0].field, "id", "{refused:?}");
     service.stop().await;
 }
 

@@ -1,14 +1,15 @@
 //! `fiec wait ID…` and `fiec submit --wait`: wait until every execution has ended. An outage of the
 //! servers does not end the wait: the executions continue meanwhile.
 
-use std::collections::BTreeMap;
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use fiec_broker::Broker;
+use fiec_broker::{Broker, Ledger};
 use fiec_schemas::messages::{ApiReply, ExecutionVerb};
-use fiec_schemas::{ExecutionId, PhaseKind, Tenant};
+use fiec_schemas::{ExecutionId, Glance, PhaseKind, Tenant};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::group;
@@ -22,6 +23,12 @@ use crate::terminal::safe;
 const RETRY: Duration = Duration::from_secs(1);
 /// Interval at which the history is asked about executions without a ledger.
 const ASK_HISTORY: Duration = Duration::from_secs(5);
+/// If more executions live, the last messages of all their ledgers are read together.
+const MANY: usize = 1_000;
+/// Executions that one query of the history names.
+const QUERIED: usize = 10_000;
+/// Most executions of many that are named because they failed or were cancelled.
+const NAMED: usize = 20;
 
 /// Wait until executions have ended; the exit code is the worst outcome
 #[derive(Debug, Args)]
@@ -58,7 +65,7 @@ pub async fn run(args: WaitArgs, global: &Global) -> anyhow::Result<Outcome> {
         let reply = waiting.status(id).await?;
         match (&reply.state, super::history::resolve(tenant, id)) {
             (Some(state), _) => waiting.add(state.execution, id.clone()),
-            (None, Ok(execution)) if waiting.recorded(execution).await?.is_some() => {
+            (None, Ok(execution)) if !waiting.recorded(&[execution]).await?.is_empty() => {
                 waiting.add(execution, id.clone());
             }
             (None, _) => match group::of_array(&broker, tenant, id).await? {
@@ -106,6 +113,8 @@ pub struct Waiting<'a> {
     outage: Option<Instant>,
     history: Option<sqlx::PgPool>,
     history_asked: Option<Instant>,
+    /// How many of many were named.
+    named: usize,
 }
 
 impl<'a> Waiting<'a> {
@@ -120,6 +129,7 @@ impl<'a> Waiting<'a> {
             outage: None,
             history: None,
             history_asked: None,
+            named: 0,
         }
     }
 
@@ -158,25 +168,53 @@ impl<'a> Waiting<'a> {
         }
     }
 
-    /// How an execution without a ledger has ended, if the history can be reached.
+    /// The phases of executions without a ledger that have ended, if the history can be reached.
     ///
     /// # Errors
     /// When the history has a phase that this version does not know.
-    async fn recorded(&mut self, execution: ExecutionId) -> anyhow::Result<Option<Outcome>> {
+    async fn recorded(
+        &mut self,
+        executions: &[ExecutionId],
+    ) -> anyhow::Result<Vec<(ExecutionId, PhaseKind)>> {
         if self.history.is_none() && self.global.database_url().is_ok() {
             self.history = self.global.database().await.ok();
         }
+        let mut ended = Vec::new();
         let Some(history) = &self.history else {
-            return Ok(None);
+            return Ok(ended);
         };
-        let query = format!("SELECT phase FROM executions WHERE id = '{execution}'");
-        let Ok(rows) = sql::query(history, query).await else {
-            return Ok(None);
-        };
-        let Some(phase) = rows.get(0, "phase") else {
-            return Ok(None);
-        };
-        Ok(outcome_of(sql::parse_phase(execution, phase)?))
+        for part in executions.chunks(QUERIED) {
+            let ids: Vec<String> = part.iter().map(|id| format!("'{id}'")).collect();
+            let query = format!(
+                "SELECT id, phase FROM executions WHERE id IN ({})",
+                ids.join(", ")
+            );
+            let Ok(rows) = sql::query(history, query).await else {
+                break;
+            };
+            for row in 0..rows.rows.len() {
+                let id = rows.get(row, "id").and_then(|id| id.parse().ok());
+                if let (Some(id), Some(phase)) = (id, rows.get(row, "phase")) {
+                    let phase = sql::parse_phase(id, phase)?;
+                    ended.extend(outcome_of(phase).map(|_| (id, phase)));
+                }
+            }
+        }
+        Ok(ended)
+    }
+
+    /// [`Self::recorded`], unless the history was asked a moment ago.
+    async fn recorded_lately(
+        &mut self,
+        executions: &[ExecutionId],
+    ) -> anyhow::Result<Vec<(ExecutionId, PhaseKind)>> {
+        let is_early = |at: Instant| at.elapsed() < ASK_HISTORY;
+        if executions.is_empty() || self.history_asked.is_some_and(is_early) {
+            return Ok(Vec::new());
+        }
+        let ended = self.recorded(executions).await?;
+        self.history_asked = Some(Instant::now()).filter(|_| ended.len() < executions.len());
+        Ok(ended)
     }
 
     fn draw_bar(&mut self) {
@@ -199,14 +237,30 @@ impl<'a> Waiting<'a> {
         let mut worst = Outcome::Done;
         let mut pause = Duration::from_millis(20);
         while !self.live.is_empty() {
-            // One after the other, a thousand a round, so that waiting does not load the cluster.
-            let round: Vec<ExecutionId> = self.live.keys().copied().take(1_000).collect();
             let before = self.live.len();
-            for id in round {
-                if let Some(outcome) = self.look(id).await? {
-                    self.live.remove(&id);
+            let ended = match self.live.len() > MANY {
+                true => self.ended_of_many().await?,
+                false => None,
+            };
+            if let Some(ended) = ended {
+                for (id, phase) in ended {
+                    let outcome = outcome_of(phase).unwrap_or(Outcome::Done);
+                    let name = self.live.remove(&id).unwrap_or_default();
+                    if outcome != Outcome::Done {
+                        self.name_one_of_many(&name, id, phase);
+                    }
                     self.bar.inc(1);
                     worst = worst.worse(outcome);
+                }
+            } else {
+                // One after the other, a thousand a round, so that waiting does not load the cluster.
+                let round: Vec<ExecutionId> = self.live.keys().copied().take(MANY).collect();
+                for id in round {
+                    if let Some(outcome) = self.look(id).await? {
+                        self.live.remove(&id);
+                        self.bar.inc(1);
+                        worst = worst.worse(outcome);
+                    }
                 }
             }
             if self.live.len() == before {
@@ -220,22 +274,51 @@ impl<'a> Waiting<'a> {
         Ok(worst)
     }
 
+    /// The phases of those that have ended. None if the ledgers cannot be read together, by this
+    /// user or at this moment.
+    ///
+    /// # Errors
+    /// When the history has a phase that this version does not know.
+    async fn ended_of_many(&mut self) -> anyhow::Result<Option<Vec<(ExecutionId, PhaseKind)>>> {
+        let live: Vec<ExecutionId> = self.live.keys().copied().collect();
+        let ledger = Ledger::new(self.broker);
+        let Ok(last) = ledger.last_of_many(self.tenant, &live).await else {
+            return Ok(None);
+        };
+        let mut missing: BTreeSet<_> = live.into_iter().collect();
+        let mut ended = Vec::new();
+        for (id, header) in last {
+            missing.remove(&id);
+            if let Ok(glance) = Glance::read(&header) {
+                let phase = glance.phase();
+                ended.extend(outcome_of(phase).map(|_| (id, phase)));
+            }
+        }
+        // They are still queued, or their ledgers are gone.
+        let missing: Vec<_> = missing.into_iter().collect();
+        ended.extend(self.recorded_lately(&missing).await?);
+        Ok(Some(ended))
+    }
+
+    fn name_one_of_many(&mut self, name: &str, id: ExecutionId, phase: PhaseKind) {
+        self.named += 1;
+        match self.named.cmp(&NAMED) {
+            _ if self.global.json => {}
+            Ordering::Less => self.say(&format!("{name} is {phase}; see `fiec history {id}`")),
+            Ordering::Equal => self.say(&format!(
+                "{name} is {phase}; others are not named: `fiec batch status` and `fiec ls` do"
+            )),
+            Ordering::Greater => {}
+        }
+    }
+
     /// How an execution has ended, if it has.
     async fn look(&mut self, id: ExecutionId) -> anyhow::Result<Option<Outcome>> {
         let reply = self.status(&id.to_string()).await?;
         let Some(state) = reply.state else {
             // It is still queued, or its ledger is gone.
-            if self
-                .history_asked
-                .is_some_and(|at| at.elapsed() < ASK_HISTORY)
-            {
-                return Ok(None);
-            }
-            let outcome = self.recorded(id).await?;
-            if outcome.is_none() {
-                self.history_asked = Some(Instant::now());
-            }
-            return Ok(outcome);
+            let ended = self.recorded_lately(&[id]).await?;
+            return Ok(ended.first().and_then(|(_, phase)| outcome_of(*phase)));
         };
         if let Some(arriving) = &reply.arriving {
             self.bar.set_message(arriving.in_words());

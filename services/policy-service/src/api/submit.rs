@@ -7,6 +7,7 @@ use std::time::Duration;
 use async_nats::jetstream::message::PublishMessage;
 use bytes::Bytes;
 use fiec_broker::BrokerError;
+use fiec_schemas::array::LISTED_LIMIT;
 use fiec_schemas::messages::{Accepted, SubmitReply};
 use fiec_schemas::submission::{ATOMIC_HEADER, LINES_LIMIT, lines};
 use fiec_schemas::{BatchId, ExecutionId, FieldError, LineError, Tenant, subjects};
@@ -248,6 +249,11 @@ fn accepted(vetted: &Vetted, ids: Vec<ExecutionId>, existing: bool) -> Option<Ac
         client_id: only.and_then(|element| element.id.clone()),
         existing,
         phase: None,
-        elements: if vetted.array { ids } else { Vec::new() },
+        count: u32::try_from(ids.len()).ok().filter(|_| vetted.array),
+        elements: if vetted.array && ids.len() <= LISTED_LIMIT {
+            ids
+        } else {
+            Vec::new()
+        },
     })
 }

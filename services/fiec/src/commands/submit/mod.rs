@@ -239,13 +239,19 @@ async fn submit_all(broker: &Broker, args: &SubmitArgs, text: &[u8]) -> anyhow::
         };
         for accepted in reply.accepted {
             let line = place(accepted.line);
-            let named = match accepted.elements {
-                ids if ids.is_empty() => vec![(accepted.id, accepted.client_id)],
-                ids => {
-                    let names = requests.names(line).chain(std::iter::repeat(None));
-                    ids.into_iter().zip(names).collect()
-                }
-            };
+            let named: Vec<(ExecutionId, Option<ClientId>)> =
+                match (accepted.count, accepted.elements) {
+                    (None, ids) if ids.is_empty() => vec![(accepted.id, accepted.client_id)],
+                    (Some(_), ids) if ids.is_empty() => {
+                        let names = requests.names(line).flatten();
+                        let id = |name: &ClientId| ExecutionId::from_client(tenant, name);
+                        names.map(|name| (id(&name), Some(name))).collect()
+                    }
+                    (_, ids) => {
+                        let names = requests.names(line).chain(std::iter::repeat(None));
+                        ids.into_iter().zip(names).collect()
+                    }
+                };
             taken.extend(named.into_iter().map(|(id, client_id)| Taken {
                 line,
                 id,

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use fiec_schemas::array::Elements;
 use fiec_schemas::dependency::graph::{Graph, Vertex};
-use fiec_schemas::submission::{EXPANSION_LIMIT, LINE_LIMIT, LINES_LIMIT};
+use fiec_schemas::submission::{EXECUTIONS_LIMIT, EXPANSION_LIMIT, LINE_LIMIT, LINES_LIMIT};
 use fiec_schemas::{BatchId, ClientId, ExecutionId, LineError, Submission, Tenant};
 
 /// Most bytes in one request. The broker's own limit is 1 MiB, and a reply may be longer than its
@@ -214,7 +214,7 @@ impl Size {
 
     fn has_room(&self, other: &Self) -> bool {
         self.bytes + other.bytes <= REQUEST_BYTES
-            && self.executions + other.executions <= LINES_LIMIT
+            && self.executions + other.executions <= EXECUTIONS_LIMIT
             && self.written_out + other.written_out <= EXPANSION_LIMIT
     }
 
