@@ -555,7 +555,8 @@ impl ExecutionState {
         let computed = |e: &Event| matches!(e, Event::Boundary(_));
         if waits && events.iter().any(computed) && !events.iter().any(back) {
             return Err(TransitionError::Spread {
-                rule: "what waits for its parts goes on by merging the last of them".to_owned(),
+                rule: "an execution that waits for its parts must merge the last of them first"
+                    .to_owned(),
             });
         }
         Ok(())

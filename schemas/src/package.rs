@@ -337,8 +337,8 @@ pub fn unregistered(program: &str) -> FieldError {
     FieldError::new(
         "program",
         format!(
-            "{program:?} does not exist: it is not built in ({}), and nobody has pushed it; \
-             `fiec program push {program} PATH` registers it, `fiec program list` shows what is there",
+            "{program:?} does not exist: it is neither built in ({}) nor pushed; `fiec program \
+             push {program} PATH` registers it, `fiec program list` lists the registered programs",
             programs::BUILT_IN.join(", ")
         ),
     )

@@ -365,7 +365,7 @@ pub(crate) fn check(spec: &Submission) -> Result<(), FieldError> {
         return Err(FieldError::new("at_once", "must be at least 1"));
     }
     if spec.at_once.is_some() && spec.batch.is_none() {
-        let rule = "limits how many of a batch run at once: name the batch in `batch`";
+        let rule = "limits the running executions of a batch: name the batch in `batch`";
         return Err(FieldError::new("at_once", rule));
     }
     if let Some(gang) = &spec.gang

@@ -156,7 +156,7 @@ impl Spreading {
         let TileRange { from, to } = range;
         if nth != self.splits {
             return Err(wrong(format!(
-                "it was split {} times before, not {nth}",
+                "the range was split {} times before, not {nth}",
                 self.splits
             )));
         }
@@ -165,11 +165,13 @@ impl Spreading {
         }
         if self.end.is_some_and(|end| end != to) || self.waits {
             return Err(wrong(format!(
-                "{from} to {to} is not the tail of what is left"
+                "tiles {from} to {to} are not the end of the remaining range"
             )));
         }
         if self.parts.len() >= PARTS_LIMIT {
-            return Err(wrong(format!("it has {PARTS_LIMIT} parts, the most")));
+            return Err(wrong(format!(
+                "the execution already has {PARTS_LIMIT} parts, which is the limit"
+            )));
         }
         self.splits += 1;
         self.end = Some(from);
@@ -179,7 +181,7 @@ impl Spreading {
 
     pub(crate) fn wait(&mut self) -> Result<(), TransitionError> {
         if self.parts.is_empty() {
-            return Err(wrong("it has no parts to wait for"));
+            return Err(wrong("the execution has no parts to wait for"));
         }
         self.waits = true;
         Ok(())
@@ -197,10 +199,10 @@ impl Spreading {
 
     pub(crate) fn give_back(&mut self, to: ExecutionId) -> Result<(), TransitionError> {
         if self.part_of != Some(to) {
-            return Err(wrong(format!("it is no part of {to}")));
+            return Err(wrong(format!("the execution is not a part of {to}")));
         }
         if !self.parts.is_empty() {
-            return Err(wrong("it has parts of its own out"));
+            return Err(wrong("the part still has parts of its own"));
         }
         Ok(())
     }
@@ -209,7 +211,7 @@ impl Spreading {
         match self.parts.len() {
             0 => Ok(()),
             n => Err(wrong(format!(
-                "it cannot complete while {n} of its parts are out"
+                "the execution cannot complete while {n} of its parts are not merged"
             ))),
         }
     }

@@ -335,7 +335,7 @@ fn what_the_rules_of_ranges_forbid_is_refused_in_words() {
     let at = |state: &ExecutionState| boundary(state, &sigma);
     for (events, word) in [
         (vec![split(0, 6, 10)], "in the message of its boundary"),
-        (vec![at(&state), split(0, 6, 9)], "not the tail"),
+        (vec![at(&state), split(0, 6, 9)], "not the end"),
         (vec![at(&state), split(1, 6, 10)], "split 0 times"),
         (vec![at(&state), split(0, 6, 6)], "not the part"),
         (vec![yielded(Cause::Parts)], "no parts to wait for"),
@@ -365,8 +365,8 @@ fn what_the_rules_of_ranges_forbid_is_refused_in_words() {
         cause: Cause::Balance,
     };
     for (events, word) in [
-        (vec![completed(3)], "2 of its parts are out"),
-        (vec![at(&state), split(2, 2, 3)], "not the tail"),
+        (vec![completed(3)], "2 of its parts are not merged"),
+        (vec![at(&state), split(2, 2, 3)], "not the end"),
         (
             vec![at(&state), Event::Merged { part: second.id }],
             "not the last",
@@ -430,7 +430,7 @@ fn a_part_inherits_what_was_changed_and_ends_with_its_state_or_gives_back() {
     assert_eq!(inherited.deadline.unwrap().moment(later), due);
     let pending = unborn.after(&[Event::Submitted], "t", AT, None).unwrap();
     let other = Event::Returned { to: part.id };
-    assert!(refused(&pending, &[other]).contains("no part of"));
+    assert!(refused(&pending, &[other]).contains("not a part of"));
     let to = state.execution;
     let returned = pending
         .after(&[Event::Returned { to }], "t", AT, None)
