@@ -138,7 +138,7 @@ impl Manifest {
             return Err(BrokerError::Malformed {
                 what: "state".to_owned(),
                 reason: format!(
-                    "it has {} chunks, and {CHUNKS_LIMIT} is the most that a message can list",
+                    "the state has {} chunks; a message lists at most {CHUNKS_LIMIT}",
                     pieces.len()
                 ),
             });
@@ -235,7 +235,7 @@ impl Manifest {
             u64::from_le_bytes(word)
         };
         if body.len() < HEAD || &body[..8] != MAGIC {
-            return Err(malformed("it does not begin as one"));
+            return Err(malformed("the magic bytes at its start are missing"));
         }
         let (head, entries) = body.split_at(HEAD);
         if word(&head[8..12]) * ENTRY as u64 != entries.len() as u64 {
@@ -335,7 +335,7 @@ async fn read(stream: &Stream<()>, chunk: Chunk) -> Result<Bytes, BrokerError> {
 
 fn silent(what: &str) -> BrokerError {
     // It may exist: a retry may read it.
-    let late = format!("nothing came for {SILENCE:?}");
+    let late = format!("the broker sent nothing for {SILENCE:?}");
     let late = std::io::Error::new(std::io::ErrorKind::TimedOut, late);
     BrokerError::operation(format!("read {what}"))(late)
 }

@@ -48,8 +48,8 @@ pub enum BrokerError {
     },
     /// The server cannot reserve the limit of a stream.
     #[error(
-        "the broker has no room for stream {stream} of {limit}: ask for fewer --store-bytes, or raise \
-         `max_file_store` in the server's configuration; nothing was lost"
+        "the broker has no room for stream {stream} of {limit}: lower --store-bytes, or raise \
+         `max_file_store` in the server's configuration; no data was lost"
     )]
     NoRoom {
         /// Its name.
@@ -80,8 +80,8 @@ pub enum BrokerError {
     },
     /// A stream would lose copies.
     #[error(
-        "stream {stream} has {has} copies, and {asked} are asked for: nothing was changed; \
-         ask for {has} with --replicas, or say --allow-fewer-replicas as well"
+        "stream {stream} has {has} copies, and {asked} were requested: nothing was changed; use \
+         --replicas {has}, or add --allow-fewer-replicas"
     )]
     FewerCopies {
         /// Its name.

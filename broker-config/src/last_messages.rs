@@ -100,7 +100,7 @@ impl LastMessages {
         if self.since.elapsed() >= LAG {
             return Err(error);
         }
-        tracing::debug!(%error, "a copy of the ledgers does not answer; another is asked");
+        tracing::debug!(%error, "a copy of the ledgers does not answer; asking another copy");
         self.is_over = true;
         Ok(())
     }
@@ -151,7 +151,9 @@ impl LastMessages {
                     self.is_over = true;
                     continue;
                 }
-                Err(_) => return Err(self.missing(&format!("nothing came for {SILENCE:?}"))),
+                Err(_) => {
+                    return Err(self.missing(&format!("the broker sent nothing for {SILENCE:?}")));
+                }
             };
             self.heard = Instant::now();
             let Ok(info) = message.info() else { continue };

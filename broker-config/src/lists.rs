@@ -45,7 +45,7 @@ fn number(from: &mut &[u8]) -> Result<u64, BrokerError> {
             return Ok(number);
         }
     }
-    Err(malformed("one of its numbers does not end"))
+    Err(malformed("one of its numbers has no last byte"))
 }
 
 /// Encodes `manifest` relative to `earlier`, the list of the commit at `place`.
@@ -121,7 +121,7 @@ fn split(rest: &[u8]) -> Result<(&[u8], &[u8]), BrokerError> {
 pub fn decode(body: &[u8], earlier: &Manifest) -> Result<Manifest, BrokerError> {
     let rest = body
         .strip_prefix(MAGIC)
-        .ok_or_else(|| malformed("it does not begin as one"))?;
+        .ok_or_else(|| malformed("the magic bytes at its start are missing"))?;
     let (_, mut rest) = split(rest)?;
     let mut manifest = Manifest::default();
     while !rest.is_empty() {

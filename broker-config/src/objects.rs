@@ -342,7 +342,7 @@ impl Pieces {
             // It may exist: a retry may read it.
             Err(_) => {
                 let what = format!("read {} after {} bytes", self.what, self.copied);
-                let silent = format!("nothing came for {:?}", self.silence);
+                let silent = format!("the broker sent nothing for {:?}", self.silence);
                 let silent = std::io::Error::new(ErrorKind::TimedOut, silent);
                 return Err(BrokerError::operation(what)(silent));
             }

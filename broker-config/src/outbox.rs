@@ -142,7 +142,7 @@ pub async fn store(
     let (digest, bytes) = (Digest::of(&packed), packed.len() as u32);
     let ack = chunks::send(broker, tenant, execution, packed).await?;
     let ack = broker.sent(ack).settled().await;
-    let ack = ack.map_err(BrokerError::operation("store what was emitted"))?;
+    let ack = ack.map_err(BrokerError::operation("store the emitted messages"))?;
     Ok(Outbox {
         seq: ack.sequence,
         digest,
@@ -176,13 +176,17 @@ pub async fn publish(
             Err(error) if error.kind() == PublishErrorKind::WrongLastSequence => {
                 overtaken = Some(error);
             }
-            Err(error) => return Err(BrokerError::operation("publish what was emitted")(error)),
+            Err(error) => {
+                return Err(BrokerError::operation("publish the emitted messages")(
+                    error,
+                ));
+            }
         }
         // Another publisher was first, or a replica is behind.
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     Err(match overtaken {
-        Some(error) => BrokerError::operation("publish what was emitted")(error),
+        Some(error) => BrokerError::operation("publish the emitted messages")(error),
         None => malformed("nothing was sent"),
     })
 }
@@ -246,7 +250,7 @@ async fn last_published(
 ) -> Result<Last, BrokerError> {
     let stream = broker.js.get_stream_no_info(subjects::OUTBOX_STREAM).await;
     let stream = stream.map_err(BrokerError::operation(
-        "open the stream of what was emitted",
+        "open the stream of emitted messages",
     ))?;
     let all = subjects::outbox(tenant, execution, "*");
     let Some(last) = leader::last(&stream, &all).await? else {
@@ -302,9 +306,10 @@ pub async fn settle(
         match done {
             // The stream drops old messages first.
             Some(_) => tracing::error!(%execution, through = owed.through, %missing,
-                "the broker has lost what was emitted; it is not published"),
+                "the broker has lost the emitted messages; they are not published"),
             None => tracing::warn!(%execution, through = owed.through,
-                "what was emitted is not stored any more; it was published more than a week ago"),
+                "the emitted messages are no longer stored; they were published more than a week \
+                 ago"),
         }
         return Ok(None);
     };

@@ -24,7 +24,7 @@ pub async fn get(broker: &Broker, object: &ResultObject) -> Result<Value, Broker
     let size = usize::try_from(object.bytes).unwrap_or(usize::MAX);
     if size > RESULT_LIMIT {
         return Err(malformed(format!(
-            "it has {size} bytes; at most {RESULT_LIMIT} are allowed"
+            "the result has {size} bytes; at most {RESULT_LIMIT} are allowed"
         )));
     }
     let mut bytes = Vec::with_capacity(size);

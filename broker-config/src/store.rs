@@ -166,7 +166,7 @@ pub async fn get_data_to(
         if copied > limit {
             return Err(BrokerError::Malformed {
                 what,
-                reason: format!("it has more than the {limit} bytes that were expected"),
+                reason: format!("the object has more than the expected {limit} bytes"),
             });
         }
         hasher.update(piece);

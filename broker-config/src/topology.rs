@@ -308,7 +308,7 @@ async fn create(broker: &Broker, config: stream::Config) -> Result<(), CreateStr
         attempts -= 1;
         match made {
             Err(error) if attempts > 0 && may_pass(&error) => {
-                tracing::warn!(stream = config.name, %error, "a stream was not made; it is made again");
+                tracing::warn!(stream = config.name, %error, "a stream was not created; trying again");
                 tokio::time::sleep(AGAIN).await;
             }
             made => return made.map(drop),

@@ -217,7 +217,7 @@ pub enum VerdictError {
     #[error("the claim of {0} names no key")]
     NoIdentity(NodeId),
     /// The key of the node's claim did not sign it.
-    #[error("it is not signed by the key of the claim of {0}")]
+    #[error("the verdict is not signed with the key in the claim of node {0}")]
     Signature(NodeId),
 }
 

@@ -211,7 +211,7 @@ async fn complete(broker: &Broker, has_all_ledgers: &mut bool) -> Result<(), Str
         return Ok(());
     }
     Err(format!(
-        "the broker has no {}: restore its store, or make what is missing with `fiec setup`",
+        "the broker has no {}: restore its store, or run `fiec setup` to create it",
         missing.join(", ")
     ))
 }

@@ -136,7 +136,10 @@ async fn reading_an_object_whose_chunks_are_gone_ends_with_an_error() {
     let read = store::get_data(&hasty, digest, data.len() as u64);
     let read = tokio::time::timeout(Duration::from_secs(30), read).await;
     let error = read.expect("the reader waits without a limit").unwrap_err();
-    assert!(error.to_string().contains("nothing came for 4s"), "{error}");
+    assert!(
+        error.to_string().contains("the broker sent nothing for 4s"),
+        "{error}"
+    );
 }
 
 #[tokio::test]

@@ -93,7 +93,7 @@ async fn a_server_that_lags_behind_costs_no_message_and_leaves_no_execution_behi
     drop(lag);
     for process in &lab.workers {
         let said = process.tail(usize::MAX);
-        let removed = "the message behind it is removed";
+        let removed = "removing the message that it stored there";
         assert!(!said.contains(removed), "{} says so", process.name);
     }
     assert_eq!(lab.count("SELECT count(*) FROM lost_rows").await, 0);

@@ -304,7 +304,7 @@ async fn what_a_killed_worker_had_committed_and_not_published_the_next_one_publi
     let log = lab.data_dir().join("logs");
     until("the worker tries in vain to publish", async || {
         let said = std::fs::read_to_string(log.join(format!("{node}.log"))).ok()?;
-        said.contains("publish what was emitted").then_some(())
+        said.contains("publish the emitted messages").then_some(())
     })
     .await;
     let there = published(&lab, id).await;

@@ -132,11 +132,11 @@ impl Ledger {
                 tracing::warn!(
                     subject = draft.subject,
                     seq,
-                    "the broker gave a sequence out again; the message behind it is removed"
+                    "the broker reused a sequence; removing the message that it stored there"
                 );
                 let removed = self.stream().await?.delete_message(seq).await;
                 removed.map_err(BrokerError::operation(
-                    "remove a message that follows nothing",
+                    "remove a message without a predecessor",
                 ))?;
                 Err(AppendError::Conflict)
             }
