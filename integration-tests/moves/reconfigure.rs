@@ -161,7 +161,7 @@ async fn an_execution_that_does_not_run_is_given_nothing_and_the_answer_says_why
     let pending = |line: &stage::Line| (line.phase() == "pending").then_some(());
     lab.journal.find(id, "it waits", pending).await;
     for (name, why) in [
-        ("waits", "is pending; only one that runs"),
+        ("waits", "is pending; only a running execution"),
         ("nobody", "has no execution nobody"),
     ] {
         let said = lab.fiec(&["reconfigure", name, "--threads", "1"]).await;

@@ -144,7 +144,7 @@ async fn a_held_execution_goes_on_from_its_last_commit_with_the_bits_of_an_undis
     assert_eq!(kinds, 2);
     let refused = lab.fiec(&["retry", "h"]).await.expect(1).stderr;
     assert!(
-        refused.contains("it is completed; only what has failed"),
+        refused.contains("it is completed; only a failed, held or cancelled"),
         "{refused}"
     );
     lab.end().await;
@@ -262,7 +262,8 @@ async fn the_failed_of_a_batch_start_again_and_their_dependents_wait_for_them() 
     assert_eq!(lab.journal.of(ids[4]).last().unwrap().phase(), "cancelled");
     let ran = lab.fiec(&["retry", "x"]).await.expect(0);
     assert!(
-        ran.stdout.contains("goes on as soon as a node takes it"),
+        ran.stdout
+            .contains("continues as soon as a node is free for it"),
         "{ran:?}"
     );
     completes(&lab, ids[5]).await;

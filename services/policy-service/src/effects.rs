@@ -169,7 +169,7 @@ impl Effects {
             Err(error) => Err(error.to_string()),
         };
         if let Err(error) = told {
-            tracing::debug!(%node, error, "a silent node was not told");
+            tracing::debug!(%node, error, "a silent node was not notified");
         }
     }
 
@@ -218,10 +218,10 @@ impl Effects {
         let forgotten = tokio::time::timeout(FORGET, nodes::forget(&self.broker, &node, instance));
         match forgotten.await {
             Ok(Ok(true)) => {
-                tracing::info!(%node, "forgotten: it was silent for long and holds nothing");
+                tracing::info!(%node, "the node was removed: it was silent for long and holds nothing");
                 self.tell(Outcome::Forgotten(node, instance)).await;
             }
-            Ok(Ok(false)) => tracing::info!(%node, "not forgotten: it has joined again"),
+            Ok(Ok(false)) => tracing::info!(%node, "the node was not removed: it has joined again"),
             Ok(Err(error)) => tracing::warn!(%node, %error, "a node was not forgotten"),
             Err(_) => tracing::warn!(%node, "a node was not forgotten: the broker does not answer"),
         }
@@ -240,7 +240,7 @@ impl Effects {
             let page = reply.holdings.unwrap_or_default();
             let same_life = *instance.get_or_insert(reply.instance) == reply.instance;
             if !same_life || held.len() >= MOST_HELD || (page.more && page.held.is_empty()) {
-                tracing::warn!(%node, "its answer about what it holds cannot be used");
+                tracing::warn!(%node, "the node's list of its executions cannot be used");
                 return;
             }
             held.extend(page.held);
@@ -429,7 +429,9 @@ impl Effects {
         let found = match read {
             Ok(Ok(spec)) => Ok(spec.map(Arc::new)),
             Ok(Err(error)) => Err(error),
-            Err(_) => Err(NoSpec::Unknown(format!("it did not come within {FETCH:?}"))),
+            Err(_) => Err(NoSpec::Unknown(format!(
+                "the object store did not answer within {FETCH:?}"
+            ))),
         };
         self.tell(Outcome::Spec(execution, found)).await;
     }

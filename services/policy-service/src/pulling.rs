@@ -280,7 +280,7 @@ async fn pull(
             // The broker ends an answer so if the next message is larger than the rest of the
             // requested bytes. Other trouble ends the next answer too, before its first message.
             Err(error) if has_come => {
-                tracing::debug!(%error, "the rest of the submissions is asked for anew");
+                tracing::debug!(%error, "requesting the rest of the submissions again");
                 return Ok(());
             }
             Err(error) => return Err(BrokerError::operation(WHAT)(error)),

@@ -107,17 +107,17 @@ impl Total {
             )
         } else if self.bytes > EXPANSION_LIMIT {
             format!(
-                "the arrays of a message come to at most {} MiB written out, but {count} elements \
-                 of {} bytes are {} MiB: store what they share with `fiec data push` and name it \
-                 in params, or send fewer elements in each message",
+                "the arrays of a message expand to at most {} MiB, but {count} elements of {} \
+                 bytes are {} MiB: store shared data with `fiec data push` and name it in params, \
+                 or send fewer elements in each message",
                 EXPANSION_LIMIT >> 20,
                 element,
                 bytes >> 20
             )
         } else if self.after > AFTER_TOTAL_LIMIT {
             format!(
-                "the elements of a message wait for at most {AFTER_TOTAL_LIMIT} executions in all; \
-                 let them wait for one that waits for the others"
+                "the elements of a message depend on at most {AFTER_TOTAL_LIMIT} executions in \
+                 all; let them depend on one execution that depends on the others"
             )
         } else {
             return Ok(());
@@ -281,7 +281,7 @@ mod tests {
     fn what_an_array_waits_for_is_counted_for_each_of_its_elements() {
         let after = vec![r#"{"id":"a"}"#; 100].join(",");
         let line = format!(r#"{{"program":"mine@1","after":[{after}],"array":{{"count":1001}}}}"#);
-        assert!(refused(&line).reason.contains("wait for at most"));
+        assert!(refused(&line).reason.contains("depend on at most"));
     }
 
     #[tokio::test]

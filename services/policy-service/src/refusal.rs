@@ -14,8 +14,8 @@ use fiec_schemas::{
 };
 
 /// Advice for a core that stays busy.
-const SHOULD_IT_LAST: &str = "should that last, look at its log and /metrics, and start another \
-                              policy service or this one anew; what runs goes on meanwhile";
+const SHOULD_IT_LAST: &str = "if this lasts, check its log and /metrics, and start another policy \
+                              service or restart this one; running executions continue";
 
 /// Boundaries that a refusal names.
 const NAMED: usize = 12;
@@ -40,8 +40,8 @@ pub enum Refusal {
     Forbidden(#[from] TransitionError),
     /// No ledger has this name.
     #[error(
-        "tenant {tenant} has no execution {id}; one that ended long ago is in PostgreSQL only \
-         (`fiec history`)"
+        "tenant {tenant} has no execution {id}; an execution that ended long ago is in PostgreSQL \
+         only (`fiec history`)"
     )]
     UnknownExecution {
         /// The tenant of the request.
@@ -87,8 +87,8 @@ pub enum Refusal {
     },
     /// Too many submissions are queued to read all of them.
     #[error(
-        "what it waits for may be among the submissions of tenant {tenant} that wait to be taken \
-         in: {seen} of them were looked at, and there are more; try again"
+        "the prerequisites may be among the queued submissions of tenant {tenant}: {seen} of them \
+         were checked, and there are more; try again"
     )]
     TooManyQueued {
         /// Their tenant.
@@ -103,7 +103,7 @@ pub enum Refusal {
     #[error("{0} is not quarantined")]
     NotQuarantined(NodeId),
     /// The execution has ended.
-    #[error("{name} is {phase} already; `fiec history {name}` tells its decisions")]
+    #[error("{name} is already {phase}; `fiec history {name}` shows its decisions")]
     Ended {
         /// The execution.
         name: String,
@@ -154,7 +154,7 @@ pub enum Refusal {
         phase: PhaseKind,
     },
     /// A request to pause it came while it was held.
-    #[error("{name} has failed and is held; `fiec retry {name}` lets it start again")]
+    #[error("{name} has failed and is held; run `fiec retry {name}` to restart it")]
     IsHeld {
         /// The execution.
         name: String,
@@ -168,7 +168,7 @@ pub enum Refusal {
         why: CannotRetry,
     },
     /// It does not run.
-    #[error("{name} is {phase}; only one that runs can be given more or less")]
+    #[error("{name} is {phase}; only a running execution can be reconfigured")]
     NotRunning {
         /// The execution.
         name: String,
@@ -222,7 +222,7 @@ pub enum Refusal {
         refusal: Box<Refusal>,
     },
     /// Other writers were first at each attempt.
-    #[error("{name} moves on faster than it can be changed; try again")]
+    #[error("{name} changes faster than this request can be applied; try again")]
     Overtaken {
         /// The execution.
         name: String,
@@ -234,12 +234,14 @@ pub enum Refusal {
         what: String,
     },
     /// Requests use all the memory reserved for them.
-    #[error("the policy service has no room for this request now, and nothing was done; try again")]
+    #[error(
+        "the policy service has no memory left for this request; nothing was changed, try again"
+    )]
     Busy,
     /// Submissions use all the memory reserved for reading.
     #[error(
-        "the policy service has too much to read, and had no room for this within {} s; nothing \
-         was taken, try again",
+        "the policy service had no memory left for this submission within {} s; nothing was \
+         submitted, try again",
         .within.as_secs()
     )]
     TooMuchToRead {
@@ -248,8 +250,8 @@ pub enum Refusal {
     },
     /// The core's channel stayed full.
     #[error(
-        "the policy service had no room for the request within {} ms, and nothing was changed by \
-         it; try again in a moment; {SHOULD_IT_LAST}",
+        "the policy service's queue was full for {} ms; nothing was changed, try again in a \
+         moment; {SHOULD_IT_LAST}",
         .within.as_millis()
     )]
     NoRoom {
@@ -258,8 +260,8 @@ pub enum Refusal {
     },
     /// The core did not answer.
     #[error(
-        "the policy service has not answered within {} ms; what was asked for may still be done, \
-         so look (`fiec status`) before asking again; {SHOULD_IT_LAST}",
+        "the policy service did not answer within {} ms; the request may still take effect, so \
+         check `fiec status` before you retry; {SHOULD_IT_LAST}",
         .within.as_millis()
     )]
     Unanswered {
@@ -270,12 +272,14 @@ pub enum Refusal {
     #[error("the policy service is still taking over the ledgers; try again")]
     Loading,
     /// The service stops, and has changed nothing.
-    #[error("the policy service is ending, and did nothing; another one will answer")]
+    #[error(
+        "the policy service is stopping, and nothing was changed; try again, another one answers"
+    )]
     Ending,
     /// The service stopped before it answered.
     #[error(
-        "the policy service ended before it answered; what was asked for may still be done, so look \
-         (`fiec status`) before asking again"
+        "the policy service stopped before it answered; the request may still take effect, so \
+         check `fiec status` before you retry"
     )]
     EndedUnanswered,
     /// An operation of the broker failed.
@@ -303,15 +307,15 @@ impl fmt::Display for CannotRetry {
         match self {
             Self::Phase(phase) => write!(
                 f,
-                "it is {phase}; only what has failed, is held or was cancelled can start again"
+                "it is {phase}; only a failed, held or cancelled execution can be retried"
             ),
             Self::Spread => f.write_str(
-                "it shares its range with other executions that have ended with it; submit it \
-                 under another id",
+                "it shared its range with other executions that ended with it; submit it under \
+                 another id",
             ),
             Self::NoSubmission => f.write_str(
-                "its submission is not stored any more, or it ended under an earlier version; \
-                 submit it under another id",
+                "its submission is no longer stored, or it ended under an earlier version; submit \
+                 it under another id",
             ),
             Self::Late(deadline) => write!(
                 f,
@@ -319,10 +323,7 @@ impl fmt::Display for CannotRetry {
                  (`fiec retry --deadline`)"
             ),
             Self::NoState(at, stored) => {
-                write!(
-                    f,
-                    "the state of boundary {at} is not stored, or not any more"
-                )?;
+                write!(f, "the state of boundary {at} is not stored")?;
                 let mut named: Vec<String> = stored.iter().map(ToString::to_string).collect();
                 if let Some(more) = named.len().checked_sub(NAMED).filter(|more| *more > 0) {
                     named.truncate(NAMED);
@@ -438,7 +439,7 @@ fn unknown_batch(tenant: &Tenant, batch: &str, untaken: Option<Untaken>) -> Stri
             not_taken_in(tenant, untaken)
         ),
         None => format!(
-            "tenant {tenant} has no execution of {batch}; one whose executions ended long ago is in \
+            "tenant {tenant} has no execution of {batch}; a batch that ended long ago is in \
              PostgreSQL only (the view batch_summary)"
         ),
     }
@@ -466,7 +467,7 @@ mod tests {
         assert!(ended.is_moot() && !ended.is_pausing());
         assert_eq!(
             ended.to_string(),
-            "resume reached 2 of its parts; solve is completed already; `fiec history solve` tells \
+            "resume reached 2 of its parts; solve is already completed; `fiec history solve` shows \
              its decisions"
         );
     }

@@ -58,13 +58,13 @@ impl Effects {
         let table = match tokio::time::timeout(WITHIN, changed).await {
             Ok(Ok(table)) => Some(table),
             Ok(Err(error)) => {
-                tracing::warn!(%tenant, %error, "what is reserved could not be changed");
+                tracing::warn!(%tenant, %error, "the tenant's reservations could not be changed");
                 // An immediate retry would only load a broker that is in trouble.
                 tokio::time::sleep(Duration::from_millis(500)).await;
                 None
             }
             Err(_) => {
-                tracing::warn!(%tenant, "what is reserved could not be changed in time");
+                tracing::warn!(%tenant, "the tenant's reservations could not be changed in time");
                 None
             }
         };
@@ -108,7 +108,9 @@ impl Effects {
         match self.seen(&tenant, execution).await {
             Ok(seen) => self.tell(Outcome::Ended(execution, seen)).await,
             // The policy asks again later.
-            Err(error) => tracing::warn!(%execution, %error, "it cannot be seen whether it ended"),
+            Err(error) => {
+                tracing::warn!(%execution, %error, "cannot check whether the execution has ended");
+            }
         }
     }
 

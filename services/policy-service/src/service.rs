@@ -105,7 +105,7 @@ impl PolicyService {
             };
             match life.live(&stop).await {
                 Err(ServiceError::Lost(lost)) => {
-                    tracing::error!(%lost, "taking over what is left of the ledgers");
+                    tracing::error!(%lost, "taking over the remaining ledgers");
                     loaded.store(false, Ordering::Relaxed);
                     options.id = InstanceId::random();
                     after_loss = true;
@@ -286,7 +286,7 @@ impl Life {
             Some(Ok((_, Err(error)))) => Err(error),
             Some(Ok((task, Ok(())))) => Err(ServiceError::Task {
                 task,
-                reason: "it ended before it was asked to".to_owned(),
+                reason: "the task ended without a stop request".to_owned(),
             }),
             Some(Err(error)) => Err(ServiceError::Task {
                 task: "unknown",
@@ -313,7 +313,7 @@ async fn vectors(broker: &Broker, unreadable: &Counter) -> Vec<fiec_schemas::Har
     match sources::last_vectors(broker, unreadable).await {
         Ok(vectors) => vectors,
         Err(error) => {
-            tracing::warn!(%error, "starting without the last vectors; nodes are unknown until they speak");
+            tracing::warn!(%error, "starting without the last vectors; nodes are unknown until they send one");
             Vec::new()
         }
     }

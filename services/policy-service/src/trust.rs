@@ -227,7 +227,7 @@ impl Effects {
         };
         if let Ok(Some(up_to)) = &up_to {
             let good = up_to.good.index;
-            tracing::info!(%execution, good, "its verification goes on from there");
+            tracing::info!(%execution, good, "the execution's verification continues from there");
         }
         self.tell(Outcome::Recalled(execution, up_to, named)).await;
     }
@@ -241,7 +241,7 @@ impl Effects {
         drop: Option<Digest>,
     ) {
         if let Err(error) = store::keep_verified(&self.broker, execution, &up_to).await {
-            tracing::warn!(%execution, %error, "how far it is verified could not be stored; another service would begin further back");
+            tracing::warn!(%execution, %error, "the progress of a verification could not be stored; another service would start further back");
             return;
         }
         if let Some(digest) = drop {
@@ -278,7 +278,7 @@ impl Effects {
     pub async fn settle_outbox(self, state: Arc<ExecutionState>) {
         let execution = state.execution;
         if let Err(error) = outbox::settle(&self.broker, &state).await {
-            tracing::warn!(%execution, %error, "what was emitted may not be published");
+            tracing::warn!(%execution, %error, "the emitted messages may not be published");
         }
     }
 

@@ -167,7 +167,7 @@ fn event_in_words(event: &Event, state: &ExecutionState) -> String {
         Event::Healed { lost, .. } => {
             let how = match state.phase.binding() {
                 Some(_) => "its node appended them again",
-                None => "it begins anew from PostgreSQL",
+                None => "it restarts from PostgreSQL",
             };
             format!("the broker had lost {lost} messages; {how}")
         }
@@ -188,8 +188,10 @@ fn event_in_words(event: &Event, state: &ExecutionState) -> String {
         Event::Split { part, from, to, .. } => {
             format!("tiles {from} to {to} are a part of their own: {part}")
         }
-        Event::Merged { part } => format!("has taken what part {part} has done"),
-        Event::Returned { to } => format!("ended early; what is left is done by {to}"),
+        Event::Merged { part } => format!("merged part {part}"),
+        Event::Returned { to } => {
+            format!("ended early; its holder {to} computes the remaining tiles")
+        }
         Event::Emitted { outbox } => format!("emitted {} messages", outbox.count),
         Event::Crashed {
             attempt,

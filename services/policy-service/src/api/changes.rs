@@ -117,7 +117,7 @@ fn orphan_events(change: &Change, who: &str, now: Timestamp) -> Vec<Event> {
         }],
         Change::Resume => vec![Event::Resumed { who }],
         Change::Pause => {
-            let reason = "it was paused while no node held it".to_owned();
+            let reason = "the execution was paused while no node held it".to_owned();
             let yielded = Event::Yielded {
                 cause: Cause::Orphaned { reason },
                 computed_until: now,
@@ -235,7 +235,8 @@ impl Api {
                     self.settle_outbox(&state).await;
                     let mut reply = changed(&name, state);
                     if let Change::Resume | Change::Retry { .. } = change {
-                        reply.message = format!("{name} goes on as soon as a node takes it");
+                        reply.message =
+                            format!("{name} continues as soon as a node is free for it");
                     }
                     return Ok(reply);
                 }
@@ -272,7 +273,7 @@ impl Api {
             Err(_) => "not in time".to_owned(),
         };
         tracing::warn!(execution = %state.execution, failure,
-            "what was emitted may not be published");
+            "the emitted messages may not be published");
     }
 
     /// The last message, if it differs from `entry`.

@@ -21,7 +21,7 @@ pub(super) fn why(message: &LedgerMessage, name: &str) -> Why {
     if state.phase.kind().can_be_retried() {
         let then = if would_help.is_empty() { "" } else { "then " };
         would_help.push(format!(
-            "{then}`fiec retry {name}`: it goes on from its last commit"
+            "{then}`fiec retry {name}`: it continues from its last commit"
         ));
     }
     Why {
@@ -47,7 +47,10 @@ fn ending(event: &Event) -> Option<(String, Option<&Fault>)> {
         Event::Failed { reason, fault, .. } => (format!("failed: {reason}"), fault.as_deref()),
         Event::Held { reason, fault, .. } => (format!("is held: {reason}"), fault.as_deref()),
         Event::Cancelled { who } => (format!("was cancelled by {who}"), None),
-        Event::Returned { to } => (format!("ended early; what is left is done by {to}"), None),
+        Event::Returned { to } => (
+            format!("ended early; its holder {to} computes the remaining tiles"),
+            None,
+        ),
         _ => return None,
     })
 }
@@ -85,8 +88,8 @@ fn would_help(fault: &Fault) -> Option<String> {
             "a version of the package whose `entry` is one of its files, with execute permission"
                 .to_owned()
         }
-        Fault::Limit => "more of what the reason names: a higher limit in the program's manifest, \
-                         or more memory (`fiec retry --memory`)"
+        Fault::Limit => "a higher value of the limit in the reason: in the program's manifest, or \
+                         more memory (`fiec retry --memory`)"
             .to_owned(),
         Fault::OutOfMemory { limit_bytes, .. } => format!(
             "a node with more memory than {} MiB (`fiec retry --memory`, and `requires.memory_bytes` \

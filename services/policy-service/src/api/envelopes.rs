@@ -68,7 +68,7 @@ impl Api {
                     let mut message = format!("{node}: {}", set.in_words());
                     if let Err(error) = recorded {
                         tracing::warn!(%error, %node, "a change of envelopes could not be recorded");
-                        message.push_str(" (in force, but the history does not have it: ");
+                        message.push_str(" (in force, but not recorded in the history: ");
                         message.push_str(&error);
                         message.push(')');
                     }
@@ -121,7 +121,7 @@ fn changed(
             });
             let named = signal.is_some() || device.is_some();
             if named && before.len() == count {
-                let rule = "there is no such envelope to take away; --show lists them";
+                let rule = "the node has no such envelope to remove; --show lists its envelopes";
                 return Err(Refusal::invalid("change.signal", rule));
             }
             Ok(before)

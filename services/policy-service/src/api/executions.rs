@@ -38,7 +38,7 @@ fn check(change: &Adjustment) -> Result<(), FieldError> {
 /// Checks a grant for a running execution. Only its node knows whether the resources are free.
 fn check_grant(grant: &Grant) -> Result<(), FieldError> {
     if *grant == Grant::default() {
-        let rule = "names nothing that is to change; threads, memory_bytes and cpus can";
+        let rule = "names no change; threads, memory_bytes and cpus can be changed";
         return Err(FieldError::new("grant", rule));
     }
     let fixed = [

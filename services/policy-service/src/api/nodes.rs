@@ -51,10 +51,13 @@ impl Api {
         let request = ControlRequest::Prove;
         let timeout = self.options.control_timeout;
         let proves = match self.effects.control(&node, &request, timeout).await {
-            Ok(_) => "its canaries run anew, and it takes work again once they pass".to_owned(),
+            Ok(_) => "its canaries run again, and it accepts work once they pass".to_owned(),
             Err(no_reply) => {
                 let reason = no_reply.reason();
-                format!("it could not be asked to run its canaries anew ({reason}): restart it")
+                format!(
+                    "it did not accept the request to run its canaries again ({reason}): restart \
+                     its worker"
+                )
             }
         };
         let names: Vec<_> = lost.iter().map(|c| c.as_str()).collect();
@@ -93,12 +96,13 @@ impl Api {
                  these can take them"
             ),
             (NodeVerb::Drain, Some(at)) => format!(
-                "{node} is draining: {bound} will move to other nodes at their next boundary; what \
-                 is there at {at} is given up and goes on from its last commit"
+                "{node} is draining: {bound} will move to other nodes at their next boundary; \
+                 executions that are still there at {at} are ended and continue from their last \
+                 commit"
             ),
             (NodeVerb::Revoke, Some(at)) => format!(
-                "{node} will be gone at {at}: {bound} will move before, and what finds no place \
-                 commits and waits"
+                "{node} will be gone at {at}: {bound} will move before; an execution without \
+                 another place commits and waits"
             ),
             (NodeVerb::Cordon, _) => format!("{node} is cordoned: nothing new is bound to it"),
             (NodeVerb::Uncordon | NodeVerb::Undrain | NodeVerb::Revoke | NodeVerb::Release, _) => {

@@ -70,8 +70,8 @@ mod tests {
         let refusal = ask(&core, SOON, Ask::Nodes).await.unwrap_err();
         assert!(matches!(refusal, Refusal::Unanswered { within: SOON }));
         let error = refusal.to_string();
-        assert!(error.contains("has not answered within 50 ms"), "{error}");
-        assert!(error.contains("look (`fiec status`) before"), "{error}");
+        assert!(error.contains("did not answer within 50 ms"), "{error}");
+        assert!(error.contains("check `fiec status` before"), "{error}");
         let Some(Outcome::Ask(Ask::Nodes(reply))) = asked.recv().await else {
             panic!("the core was not asked");
         };
@@ -88,7 +88,7 @@ mod tests {
         ] {
             assert_eq!(refusal.code(), RefusalCode::Busy);
             let error = refusal.to_string();
-            assert!(error.contains("no room for the request"), "{error}");
+            assert!(error.contains("queue was full"), "{error}");
             assert!(error.contains("nothing was changed"), "{error}");
         }
         drop(full);

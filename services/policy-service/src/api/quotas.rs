@@ -50,7 +50,7 @@ impl Api {
                 ..QuotaReply::default()
             })
         };
-        let late = "it took too long; try again, or ask for one tenant's";
+        let late = "reading the quotas took too long; try again, or name one tenant";
         let answer = tokio::time::timeout(READING, answer).await;
         answer.unwrap_or_else(|_| Err(Refusal::broker(WHAT, late)))
     }
@@ -114,7 +114,9 @@ impl Api {
                     let recorded = self.record(subject, id, &record).await;
                     let warning = recorded.err().map(|error| {
                         tracing::warn!(error, %tenant, "a change of a quota could not be recorded");
-                        format!("it is in force, but the history does not have it: {error}")
+                        format!(
+                            "the change is in force, but was not recorded in the history: {error}"
+                        )
                     });
                     return Ok((Some(quota), warning));
                 }
@@ -141,7 +143,7 @@ fn changed(
     let empty = QuotaChange::default();
     if *change == empty {
         let rule =
-            "it names nothing; running, devices, memory_bytes, waiting and weight can be changed";
+            "names no change; running, devices, memory_bytes, waiting and weight can be changed";
         return Err(Refusal::invalid("change", rule));
     }
     let old = before.filter(|_| !change.clear);

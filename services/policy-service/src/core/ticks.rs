@@ -98,7 +98,7 @@ impl Core {
                 .publish(subjects::POLICY_PRESENCE, payload.into())
                 .await
             {
-                tracing::warn!(%error, "cannot tell the other replicas of this one");
+                tracing::warn!(%error, "cannot announce this replica to the others");
             }
         }
     }
