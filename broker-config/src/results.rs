@@ -35,7 +35,7 @@ pub async fn get(broker: &Broker, object: &ResultObject) -> Result<Value, Broker
         Err(_) => {
             return Err(BrokerError::Missing {
                 what: what(),
-                hint: format!(": it did not come within {WITHIN:?}"),
+                hint: format!(": the object store did not answer within {WITHIN:?}"),
             });
         }
     };

@@ -142,7 +142,7 @@ async fn sweep(
     keep_live_outputs(pool).await?;
     let mut swept = Swept::default();
     let missing = MissingHistory::read(pool).await;
-    let missing = missing.map_err(RecorderError::database("read what history is missing"))?;
+    let missing = missing.map_err(RecorderError::database("read the gaps of the history"))?;
     for object in unreferenced(broker, pool, data.objects, grace).await? {
         if missing.may_refer_to(object.stored_at) {
             swept.held += 1;
@@ -238,7 +238,7 @@ async fn keep_live_outputs(pool: &PgPool) -> Result<()> {
         "UPDATE collection SET outputs_until = now()",
     ] {
         let done = sqlx::query(statement).execute(&mut *tx).await;
-        done.map_err(failed("keep what live executions have named"))?;
+        done.map_err(failed("keep the outputs of live executions"))?;
     }
     tx.commit().await.map_err(failed("commit"))
 }

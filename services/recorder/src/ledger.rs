@@ -100,7 +100,7 @@ pub(crate) async fn follow(broker: Broker, shared: Shared) -> Result<()> {
             tracing::error!(
                 checkpoint = mark.seq,
                 from = at,
-                "the ledger stream has lost messages that are recorded; reading what is left"
+                "the ledger stream has lost recorded messages; continuing with the remaining ones"
             );
             shared.metrics.losses.inc();
         }
@@ -156,11 +156,13 @@ pub(crate) async fn follow(broker: Broker, shared: Shared) -> Result<()> {
             Ended::Feed => {
                 backoff.wait_after(opened, &shared.stop).await;
             }
-            Ended::Behind => tracing::info!("another recorder is ahead; going on from there"),
+            Ended::Behind => {
+                tracing::info!("another recorder is ahead; continuing from its checkpoint");
+            }
             Ended::Conflict(seq) => {
                 tracing::warn!(
                     seq,
-                    "new rows are in the tables already; looking each execution up"
+                    "the tables already have the new rows; checking each execution"
                 );
                 careful_until = seq;
             }

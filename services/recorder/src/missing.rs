@@ -336,7 +336,7 @@ impl Compared {
                 };
                 format!(
                     "the ledger {at}, and the history ends at message {}: the broker has lost \
-                     messages; if nothing goes on, run `fiec repair`",
+                     messages; if its execution does not continue, run `fiec repair`",
                     recorded.message
                 )
             }

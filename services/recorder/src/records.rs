@@ -58,7 +58,7 @@ pub(crate) async fn follow(broker: Broker, shared: Shared) -> Result<()> {
                     tracing::error!(
                         checkpoint = mark.seq,
                         from = resume.from,
-                        "the record stream has lost records; what is recorded stays"
+                        "the record stream has lost records; recorded rows stay"
                     );
                     shared.metrics.losses.inc();
                 }

@@ -93,7 +93,7 @@ pub(crate) async fn set_back(
 fn readable(last: Result<Option<Entry>, BrokerError>) -> Result<Option<Entry>, BrokerError> {
     match last {
         Err(error @ (BrokerError::Malformed { .. } | BrokerError::Foreign { .. })) => {
-            tracing::warn!(%error, "it is not known how an execution stands");
+            tracing::warn!(%error, "the state of an execution is not known");
             Ok(None)
         }
         last => last,

@@ -42,7 +42,7 @@ impl Standstill {
         (still >= PATIENCE).then(|| {
             format!(
                 "nothing of {} for {} s, from sequence {} on, though messages up to {last} wait: \
-                 see that PostgreSQL and nats-server answer and that nobody locks the tables \
+                 check that PostgreSQL and nats-server answer and that no session locks the tables \
                  (pg_stat_activity), or restart the recorder",
                 self.what,
                 still.as_secs(),

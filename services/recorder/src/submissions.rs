@@ -125,7 +125,11 @@ async fn copy(broker: &Broker, shared: &Shared, row: Due) -> Option<Result<usize
     let text = match tokio::time::timeout(WITHIN, text).await {
         Ok(Ok(text)) => text,
         Ok(Err(error)) => return Some(Err(error.to_string())),
-        Err(_) => return Some(Err(format!("it did not come within {WITHIN:?}"))),
+        Err(_) => {
+            return Some(Err(format!(
+                "the object store did not answer within {WITHIN:?}"
+            )));
+        }
     };
     let spec: Submission = match serde_json::from_slice(&text) {
         Ok(spec) => spec,

@@ -91,7 +91,8 @@ impl Step<'_> {
             } => self.split(part, nth, from..to),
             Event::Merged { part } => self.merge(part),
             Event::Returned { to } => {
-                let detail = format!("what is left is done by its holder, {to}");
+                let detail =
+                    format!("returned to its holder {to}, which computes the remaining tiles");
                 self.note(EventKind::Returned, detail);
                 self.end_placement("returned");
             }

@@ -107,8 +107,8 @@ impl Step<'_> {
     pub(super) fn step_back(&mut self, to: Option<StatePlace>, cause: &Cause) {
         let why = cause.in_words();
         let detail = match &to {
-            Some(to) => format!("goes on from boundary {}: {why}", to.index),
-            None => format!("goes on from the beginning: {why}"),
+            Some(to) => format!("continues from boundary {}: {why}", to.index),
+            None => format!("continues from the beginning: {why}"),
         };
         self.note_cause(EventKind::SteppedBack, cause, detail);
         self.end_placement(cause.as_str());
@@ -126,11 +126,11 @@ impl Step<'_> {
         // `fiec repair` has begun it anew from PostgreSQL: no node holds it.
         let is_begun_anew = self.state.phase.binding().is_none();
         let detail = if is_begun_anew {
-            format!("the broker had lost its {lost} messages; it begins anew from PostgreSQL")
+            format!("the broker had lost its {lost} messages; it restarts from PostgreSQL")
         } else {
             format!(
                 "the broker had lost the {lost} messages behind message {kept}; their holder \
-                 appended what they came to"
+                 appended its state again"
             )
         };
         self.note(EventKind::Healed, detail);

@@ -26,7 +26,7 @@ impl Step<'_> {
     }
 
     pub(super) fn merge(&mut self, part: ExecutionId) {
-        let detail = format!("has taken what part {part} has done");
+        let detail = format!("merged part {part}");
         self.note(EventKind::Merged, detail);
         let at = self.stored_at;
         self.rows.merges.push(MergedPart { part, at });
