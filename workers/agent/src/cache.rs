@@ -388,7 +388,7 @@ impl Cache {
         match ended.map(|outcome| outcome.clone()) {
             Ok(Some(Ok(()))) => self
                 .get(key)
-                .ok_or_else(|| NotCached("it was removed from the cache at once".to_owned())),
+                .ok_or_else(|| NotCached("the cache evicted the object immediately".to_owned())),
             Ok(Some(Err(error))) => Err(error),
             Ok(None) | Err(_) => Err(NotCached("the worker is ending".to_owned())),
         }

@@ -233,7 +233,7 @@ pub async fn refuse(shared: Arc<Shared>, job: Job, reason: &'static str) {
         }
         Err(AppendError::Conflict) => {}
         Err(error) => {
-            tracing::warn!(%execution, epoch, %error, "cannot refuse; it will be bound anew when it is not started in time")
+            tracing::warn!(%execution, epoch, %error, "cannot refuse the binding; the execution is bound again when it is not started in time")
         }
     }
     if let Some(bound) = tip.digest {

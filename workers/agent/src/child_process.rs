@@ -296,7 +296,7 @@ fn kept(keeper: process::Child, control: UnixStream, reaper: &Reaper) -> io::Res
     let said = Said::read(&control).and_then(|said| match said {
         Said::Started { pid } => Ok(pid),
         Said::NotStarted { errno } => Err(io::Error::from_raw_os_error(errno)),
-        Said::Ended { .. } => Err(io::Error::other("a program's keeper ended it at once")),
+        Said::Ended { .. } => Err(io::Error::other("a program's keeper ended it immediately")),
     });
     match said {
         Ok(pid) => {
@@ -464,7 +464,7 @@ impl ChildProcess {
         }
         let sent = self.link.send(order, body).await;
         if matches!(&sent, Err(FrameError::Io(error)) if error.kind() == io::ErrorKind::TimedOut) {
-            tracing::warn!("the child took nothing for long and is ended");
+            tracing::warn!("ending a child that has accepted nothing for long");
             self.kill();
         }
         sent

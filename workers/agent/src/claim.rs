@@ -225,7 +225,7 @@ impl Claim {
         }
         self.revision
             .store(entry.map_or(0, |e| e.revision), Ordering::Release);
-        tracing::warn!(node = %self.node, "the broker had lost the node's claim; it is stated again");
+        tracing::warn!(node = %self.node, "the broker had lost the node's claim; it is written again");
         self.renew(descriptor).await
     }
 
@@ -234,7 +234,7 @@ impl Claim {
         record(broker, self, NodeEventKind::Left, why.to_owned(), None).await;
         let revision = self.revision.load(Ordering::Acquire);
         if let Err(error) = nodes::leave(&self.store, &self.node, revision).await {
-            tracing::warn!(%error, "cannot give the node's name back; it is found silent instead");
+            tracing::warn!(%error, "cannot release the node's name; policy services will see it as silent");
         }
     }
 }

@@ -69,8 +69,7 @@ impl Containers {
             None => "sha256:",
         };
         Some(format!(
-            "its image {reference} is not one that this node allows (`fiec worker --allow-image \
-             {prefix}`)"
+            "this node does not allow its image {reference} (`fiec worker --allow-image {prefix}`)"
         ))
     }
 }

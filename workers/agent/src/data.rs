@@ -134,14 +134,14 @@ impl Data {
         let never = NoData::Never;
         match store::data_size(&self.broker, digest).await {
             Ok(Some(size)) if expected != 0 && size != expected => Err(never(format!(
-                "it has {size} bytes, and {expected} were expected"
+                "the object has {size} bytes; {expected} were expected"
             ))),
             Ok(Some(size)) if size > BODY_LIMIT => Err(never(format!(
-                "it has {size} bytes, and {BODY_LIMIT} is the most that a program may get at once"
+                "the object has {size} bytes; a program can fetch at most {BODY_LIMIT}"
             ))),
             Ok(Some(size)) => Ok(size),
             Ok(None) => Err(never(
-                "it is not in the object store; `fiec data push FILE` puts it there".to_owned(),
+                "the object is not in the object store; run `fiec data push FILE`".to_owned(),
             )),
             Err(error) => Err(NoData::Unanswered(error.to_string())),
         }

@@ -244,7 +244,7 @@ async fn insist<T, F: Future<Output = Result<T, BrokerError>>>(
             Ok(Err(error)) => error.to_string(),
             Err(_) => format!("no answer within {} s", ATTEMPT.as_secs()),
         };
-        tracing::warn!(error, "what was emitted cannot be stored or published");
+        tracing::warn!(error, "the emitted messages cannot be stored or published");
         let ledger = shared.ledger.last(&state.tenant, state.execution);
         if !matches!(tokio::time::timeout(ATTEMPT, ledger).await, Ok(Ok(_))) {
             since = Instant::now();
@@ -263,7 +263,7 @@ fn is_damage(error: &BrokerError) -> bool {
         BrokerError::Malformed { .. } | BrokerError::Digest { .. }
     );
     if damaged {
-        tracing::error!(%error, "what was emitted is damaged, and was not published");
+        tracing::error!(%error, "the emitted messages are damaged and were not published");
     }
     damaged
 }

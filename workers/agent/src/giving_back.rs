@@ -59,7 +59,7 @@ impl Runner {
         let reason = cut(reason);
         tracing::warn!(
             reason,
-            "given back; it goes on elsewhere from its last commit"
+            "the execution is returned; it continues elsewhere from its last commit"
         );
         vec![match given {
             Given::Unstarted => {

@@ -227,7 +227,7 @@ impl Ground {
             Some(place) => match self.body(shared, place).await {
                 Some(body) => body,
                 None => {
-                    tracing::warn!("the broker has lost σ, which is not here any more");
+                    tracing::warn!("the broker has lost a σ that this worker no longer has");
                     return Err(AppendError::Conflict);
                 }
             },
@@ -238,7 +238,7 @@ impl Ground {
         tracing::warn!(
             kept,
             lost = self.tip.state.ordinal - kept,
-            "the broker had lost messages of the ledger; what they came to was appended again"
+            "the broker had lost messages of the ledger; their last state was appended again"
         );
         Ok(tip)
     }
@@ -380,7 +380,7 @@ pub(crate) async fn follow(shared: Arc<Shared>, stop: CancellationToken) {
         {
             Some(Ok(now)) => now,
             Some(Err(error)) => {
-                tracing::debug!(%error, "it is not known which broker answers; asking again");
+                tracing::debug!(%error, "the broker's server is not known; asking again");
                 stop.run_until_cancelled(tokio::time::sleep(RETRY)).await;
                 connections.mark_changed();
                 continue;
@@ -390,7 +390,7 @@ pub(crate) async fn follow(shared: Arc<Shared>, stop: CancellationToken) {
         if std::mem::replace(&mut server, now.clone()) == now {
             continue;
         }
-        tracing::info!("the broker was started again; looking whether it still has everything");
+        tracing::info!("the broker restarted; checking whether it has lost messages");
         // The node's claim and proof may be lost too.
         shared.prove.notify_one();
         let rechecks = recheck(&shared);

@@ -409,7 +409,7 @@ pub(crate) async fn delta(
 fn short() -> BrokerError {
     BrokerError::Malformed {
         what: "handover of a large state".to_owned(),
-        reason: "it is shorter than it says".to_owned(),
+        reason: "its length is less than its header states".to_owned(),
     }
 }
 

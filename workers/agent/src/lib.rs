@@ -135,7 +135,7 @@ pub enum AgentError {
         source: std::io::Error,
     },
     /// Another instance took the name; everything here was stopped.
-    #[error("another worker has taken the name {0}; this one stopped at once")]
+    #[error("another worker has taken the name {0}; this worker has stopped")]
     Fenced(fiec_schemas::NodeId),
 }
 
@@ -330,7 +330,7 @@ impl Agent {
         shared.draining.store(true, Ordering::Release);
         pulling.cancel();
         if fenced {
-            tracing::error!(%node, "another instance has this node's name; stopping at once");
+            tracing::error!(%node, "another worker has taken this node's name; stopping");
             shared.halt.cancel();
             shared.pool.clear();
             drained(&shared, Duration::from_secs(1)).await;

@@ -105,7 +105,8 @@ impl Runner {
         tracing::warn!(
             cause = cause.as_str(),
             boundary = self.tip.state.boundary_index(),
-            "given up before the next boundary; it goes on elsewhere from its last commit"
+            "the execution is ended before its next boundary; it continues elsewhere from its last \
+             commit"
         );
         self.end_child().await;
         self.wait = None;

@@ -231,7 +231,10 @@ impl Runner {
         }
         if package.manifest().limits.on_silence == OnSilence::Wait {
             if self.ticks.is_none() {
-                tracing::warn!(?patience, "no boundary was reached for long; waiting on");
+                tracing::warn!(
+                    ?patience,
+                    "the program has not reached a boundary for long; still waiting"
+                );
             }
             return Box::pin(self.watch_stopped()).await;
         }
@@ -305,7 +308,7 @@ impl Runner {
     pub(crate) async fn fetch(&mut self, digest: Digest, bytes: u64) {
         let fetches = self.fetches.0.get_or_insert_default();
         if fetches.len() >= FETCHES {
-            let reason = format!("more than {FETCHES} fetches at once");
+            let reason = format!("more than {FETCHES} open fetches");
             return self
                 .answer_fetch((digest, Err(NoData::Never(reason))))
                 .await;

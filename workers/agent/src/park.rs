@@ -138,7 +138,7 @@ pub(crate) fn relieve(shared: &Shared, readings: &[Reading]) {
     }
     let cause = Cause::Unviable {
         reason: format!(
-            "it was parked, and memory was {:.1} % (limit {:.1} %)",
+            "the execution was parked, and memory was {:.1} % (limit {:.1} %)",
             value * 100.0,
             threshold.high * 100.0
         ),
@@ -280,7 +280,7 @@ impl Runner {
         self.parked = None;
         self.computes_uncommitted(true);
         let computing_since = self.shared.broker.now();
-        tracing::info!(reason, "goes on where it was parked");
+        tracing::info!(reason, "a parked execution continues in its process");
         let mut events = vec![Event::Unparked {
             reason,
             computing_since,
@@ -355,7 +355,10 @@ impl Runner {
             self.shared.pool.give(child);
         }
         if let Report::Failed { reason, .. } = report {
-            tracing::warn!(reason, "a parked program failed; it goes on from its σ");
+            tracing::warn!(
+                reason,
+                "a parked program failed; its execution continues from its σ"
+            );
         }
         if self.cancelling.is_some() || self.pending.is_some() {
             return self.ended_here();

@@ -45,19 +45,19 @@ pub enum NotTaken {
     #[error("the node is draining")]
     Draining,
     /// No child computes the execution at this moment.
-    #[error("it is between two attempts")]
+    #[error("the execution is between two attempts")]
     BetweenAttempts,
     /// A park is ordered or done.
-    #[error("it is parked already, or about to be")]
+    #[error("the execution is already parked, or about to be")]
     Parked,
     /// The program has not reported that it supports `park`.
-    #[error("its program does not know how to park; let it yield")]
+    #[error("its program does not support parking; use `fiec yield`")]
     CannotPark,
     /// The node's memory is beyond its threshold.
-    #[error("the node's memory is beyond its threshold: nothing is parked")]
+    #[error("the node's memory is above its threshold: it parks no execution")]
     MemoryPresses,
     /// The node has as many parked executions as it may have.
-    #[error("{parked} executions are parked here, and {most} may be")]
+    #[error("{parked} executions are parked on this node, the limit is {most}")]
     ManyParked {
         /// Parked executions.
         parked: usize,
@@ -68,12 +68,12 @@ pub enum NotTaken {
     #[error("it is not parked")]
     NotParked,
     /// A park is ordered, and its boundary is not committed yet.
-    #[error("it is on its way to be parked; ask again once it is")]
+    #[error("the execution is about to be parked; try again when it is")]
     NotYetParked,
     /// Every slot is taken.
     #[error(
-        "no slot is free: {running} of {slots} compute, {queued} wait; one that completes or \
-         leaves would help"
+        "no slot is free: {running} of {slots} compute, {queued} wait; try again when an execution \
+         completes or leaves"
     )]
     NoSlot {
         /// Executions that compute.
@@ -84,25 +84,25 @@ pub enum NotTaken {
         queued: usize,
     },
     /// The submission has no `spread`.
-    #[error("its range is not to be shared: it was submitted so")]
+    #[error("its submission does not allow to share its range (`spread`)")]
     NotShared,
     /// σ is too large for a part.
-    #[error("its σ does not fit a message: a part's like it could not be taken back")]
+    #[error("its σ does not fit a message, so a part could not be merged")]
     LargeState,
     /// A split is ordered.
-    #[error("it is about to be split already")]
+    #[error("the range is already about to be split")]
     Splitting,
     /// The execution has the most parts that it may have.
-    #[error("it has as many parts as there may be")]
+    #[error("the execution already has the most parts")]
     ManyParts,
     /// The execution has this grant.
-    #[error("it has that already")]
+    #[error("the execution already has this grant")]
     SameGrant,
     /// The node is already computing another verification.
-    #[error("it computes another part once more already")]
+    #[error("the node already computes another verification")]
     Verifying,
     /// No slot is free for a verification.
-    #[error("no slot is to spare")]
+    #[error("no slot is free for a verification")]
     NoSpareSlot,
     /// The node lacks the resources that the execution needs, or does not grant them.
     #[error("{0}")]

@@ -101,13 +101,13 @@ impl Runner {
         if let Some(bytes) = wish.device_memory_bytes {
             let Some(device) = &mut grant.device else {
                 return Err(format!(
-                    "it asks for {bytes} bytes of a device and is on the host"
+                    "the program requested {bytes} bytes of a device but runs on the host"
                 ));
             };
             if device.memory_bytes.is_some_and(|has| has < bytes) {
                 let lease = self.slot.as_mut().and_then(|slot| slot.device.as_mut());
                 let Some(lease) = lease else {
-                    return Err("it has no device here".to_owned());
+                    return Err("the execution has no device on this node".to_owned());
                 };
                 had = lease.budget();
                 lease.grow(bytes)?;
@@ -124,8 +124,8 @@ impl Runner {
                     lease.grow(had)?;
                 }
                 return Err(format!(
-                    "it asks for {bytes} bytes of memory, and of {offered} that the node offers \
-                     {free} are not granted to others"
+                    "the program requested {bytes} bytes of memory; the node offers {offered} and \
+                     has {free} left"
                 ));
             }
             grant.memory_bytes = Some(bytes);
@@ -193,7 +193,7 @@ impl Runner {
         };
         if !change.is_empty() {
             asked.merge(&change);
-            tracing::info!(reason, "asks beyond this node");
+            tracing::info!(reason, "the program requested more than this node has");
             let who = PROGRAM.to_owned();
             self.stage(Message::of(vec![Event::Adjusted { who, change }]))
                 .await;

@@ -72,7 +72,7 @@ pub fn read_notice(text: &str, seen: Timestamp, seconds: u32) -> Result<Timestam
         Ok(JsonNotice { time: Some(at), .. }) => Ok(at),
         Ok(notice) => Ok(after(notice.seconds.unwrap_or(seconds))),
         Err(error) => Err(format!(
-            "it is neither empty nor a number of seconds, a time (RFC 3339) or JSON with `time` or \
+            "the file must be empty, a number of seconds, a time (RFC 3339) or JSON with `time` or \
              `seconds`: {error}"
         )),
     }
@@ -82,7 +82,7 @@ pub fn read_notice(text: &str, seen: Timestamp, seconds: u32) -> Result<Timestam
 async fn look(path: &Path) -> Option<Result<String, String>> {
     match tokio::fs::metadata(path).await {
         Ok(about) if about.len() > NOTICE_LIMIT => {
-            Some(Err(format!("it has more than {NOTICE_LIMIT} bytes")))
+            Some(Err(format!("the file has more than {NOTICE_LIMIT} bytes")))
         }
         Ok(_) => Some(
             tokio::fs::read_to_string(path)
@@ -132,7 +132,7 @@ pub(crate) async fn follow(shared: Arc<Shared>, stop: CancellationToken) {
                 // The file announces a revocation: too early is better than never.
                 let path = path.display();
                 tracing::error!(%path, error, seconds = options.seconds,
-                    "the revocation notice cannot be understood; taking the default");
+                    "the revocation notice cannot be read; using the default");
                 default()
             }
         };
@@ -147,7 +147,7 @@ async fn tell(shared: &Shared, at: Option<Timestamp>, how: &str, stop: &Cancella
     let who = format!("{node} ({how})");
     match at {
         Some(at) => tracing::warn!(%node, %at, how, "this machine will be gone"),
-        None => tracing::warn!(%node, how, "this machine stays after all"),
+        None => tracing::warn!(%node, how, "the revocation of this machine was withdrawn"),
     }
     loop {
         let change = |before: NodeFlags| {
@@ -165,7 +165,9 @@ async fn tell(shared: &Shared, at: Option<Timestamp>, how: &str, stop: &Cancella
         };
         match flags::change_flags(&shared.broker, node, change).await {
             Ok(_) => return,
-            Err(error) => tracing::error!(%node, %error, "the revocation cannot be told; again"),
+            Err(error) => {
+                tracing::error!(%node, %error, "cannot announce the revocation; trying again");
+            }
         }
         tokio::select! {
             () = stop.cancelled() => return,

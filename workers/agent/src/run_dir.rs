@@ -77,7 +77,7 @@ fn check(folder: &Path, user: u32) -> io::Result<()> {
                 "may be written by others (mode {:o})",
                 found.mode() & 0o7777
             ),
-            "end its agent, look at what it holds, then remove it or `chmod 700` it",
+            "end its agent, check its contents, then remove it or `chmod 700` it",
         );
     }
     Ok(())

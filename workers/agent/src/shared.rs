@@ -501,7 +501,7 @@ impl Shared {
             self.metrics.memory_kills.inc_by(count);
             tracing::warn!(
                 count,
-                "the kernel has ended processes for want of memory, and no program has ended for it"
+                "the kernel killed processes because memory ran out, but no program of this worker"
             );
         }
     }

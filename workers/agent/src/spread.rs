@@ -119,7 +119,7 @@ impl Runner {
 
     /// The child had nothing to give away.
     pub(crate) fn stays_whole(&mut self) {
-        tracing::info!("it was not split: there is nothing to give away");
+        tracing::info!("the range was not split: the program has no tiles to give away");
         if let Some(sharing) = &mut self.spread {
             sharing.splitting = false;
         }
@@ -202,13 +202,13 @@ impl Runner {
                 return Ok(message);
             }
             return Err(
-                "the program completed without its last σ, from which others were to go on: it \
-                 cannot share its range; submit it without `spread`"
+                "the program completed without its last σ, from which other executions would \
+                 continue: it cannot share its range; submit it without `spread`"
                     .to_owned(),
             );
         };
         if parts > 0 {
-            tracing::info!(parts, "its range is done; its parts are out");
+            tracing::info!(parts, "the range is done; waiting for its parts");
             end.events.extend(self.until_its_parts(computed_until));
         } else {
             end.events.extend(message.events);

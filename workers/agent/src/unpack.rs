@@ -27,7 +27,7 @@ fn inside(path: &Path) -> io::Result<PathBuf> {
             Component::CurDir => {}
             _ => {
                 return Err(bad(format!(
-                    "{path:?} leads out of the package's folder; nothing of it was used"
+                    "{path:?} is outside the package's folder; the package was not used"
                 )));
             }
         }
@@ -108,20 +108,20 @@ fn unpack_within(
         };
         if !kind.is_file() {
             return Err(bad(format!(
-                "{path:?} is no regular file ({kind:?}); packages hold nothing else"
+                "{path:?} is not a regular file ({kind:?}); a package contains regular files only"
             )));
         }
         contents.bytes = contents.bytes.saturating_add(entry.size());
         if contents.bytes > limit || contents.files.len() >= FILES_LIMIT {
             return Err(bad(format!(
-                "it unpacks to more than the {limit} bytes or {FILES_LIMIT} files allowed"
+                "the package unpacks to more than the allowed {limit} bytes or {FILES_LIMIT} files"
             )));
         }
         let path = inside(&path)?;
         folders += create_folders(into, &path)?;
         if folders > folders_limit {
             return Err(bad(format!(
-                "it unpacks to more than the {folders_limit} folders allowed"
+                "the package unpacks to more than the allowed {folders_limit} folders"
             )));
         }
         let target = into.join(&path);
@@ -202,20 +202,20 @@ mod tests {
 
     #[test]
     fn what_leads_out_links_and_too_much_are_refused() {
-        assert!(reason(&file("../x", b"a"), 100).contains("leads out"));
-        assert!(reason(&file("a/../../x", b"a"), 100).contains("leads out"));
-        assert!(reason(&file("/tmp/x", b"a"), 100).contains("leads out"));
+        assert!(reason(&file("../x", b"a"), 100).contains("outside the package"));
+        assert!(reason(&file("a/../../x", b"a"), 100).contains("outside the package"));
+        assert!(reason(&file("/tmp/x", b"a"), 100).contains("outside the package"));
         let link = entry(EntryType::Symlink, "x", b"", 0o777);
-        assert!(reason(&link, 100).contains("no regular file"));
+        assert!(reason(&link, 100).contains("not a regular file"));
         let hard = entry(EntryType::Link, "x", b"", 0o777);
-        assert!(reason(&hard, 100).contains("no regular file"));
+        assert!(reason(&hard, 100).contains("not a regular file"));
         let device = entry(EntryType::Char, "x", b"", 0o666);
-        assert!(reason(&device, 100).contains("no regular file"));
+        assert!(reason(&device, 100).contains("not a regular file"));
         assert!(reason(&file("x", &[0; 200]), 100).contains("100 bytes"));
         let long = entry(EntryType::GNULongName, "x", &[b'a'; 8_192], 0o644);
         assert!(reason(&long, 100).contains("4096 bytes"));
         let pax = entry(EntryType::XHeader, "x", b"12 path=a/b\n", 0o644);
-        assert!(reason(&pax, 100).contains("no regular file"));
+        assert!(reason(&pax, 100).contains("not a regular file"));
         let mut twice = file("x", b"a");
         twice.truncate(1024);
         twice.extend(file("x", b"b"));

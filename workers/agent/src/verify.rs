@@ -34,7 +34,7 @@ const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
 /// Outputs that a verdict can name.
 const OUTPUTS_LIMIT: usize = 4_000;
 /// The reason in a preempted verdict.
-const GAVE_WAY: &str = "it gave way to real work";
+const GAVE_WAY: &str = "the verification was preempted by an execution";
 
 /// A part to compute.
 #[derive(Debug)]
@@ -295,10 +295,10 @@ async fn follow(
         let report = match tokio::time::timeout(SIGN_OF_LIFE, child.link.next()).await {
             Ok(report) => report.map_err(|error| error.to_string())?,
             Err(_) if heard.elapsed() < SILENCE => continue,
-            Err(_) => return Err(format!("the program said nothing for {SILENCE:?}")),
+            Err(_) => return Err(format!("the program sent no report for {SILENCE:?}")),
         };
         heard = Instant::now();
-        let (report, body) = report.ok_or("the program ended without a word")?;
+        let (report, body) = report.ok_or("the program ended without a report")?;
         match report {
             Report::Fetch { digest, bytes } => answer(shared, child, digest, bytes).await?,
             Report::Boundary(report)
@@ -312,7 +312,7 @@ async fn follow(
                 let (outputs, _) =
                     split_outputs(&report.outputs, &rest).ok_or("outputs without their bytes")?;
                 if question.segment.to != Some(report.index) {
-                    return Err(format!("it yielded at boundary {}", report.index));
+                    return Err(format!("the program yielded at boundary {}", report.index));
                 }
                 let digest = Digest::of(&state);
                 if question.segment.keep == Some(digest) {
@@ -333,7 +333,7 @@ async fn follow(
                     split_outputs(&outputs, &body).ok_or("outputs without their bytes")?;
                 if let Some(to) = question.segment.to {
                     return Err(format!(
-                        "it completed, and reported no boundary {to} before"
+                        "the program completed without a report of boundary {to}"
                     ));
                 }
                 let finding = found(capsules, digest_of_result(&result), &outputs)?;
@@ -341,7 +341,7 @@ async fn follow(
             }
             // The part gets no more than its present grant: grants change no bits.
             Report::Reserve(_) => {
-                let reason = "a part that is computed once more gets no more".to_owned();
+                let reason = "a verification gets no more than its present grant".to_owned();
                 let answer = Order::Reserved(Reserved::Refused { reason });
                 let told = child.order(&answer, &[]).await;
                 told.map_err(|error| error.to_string())?;

@@ -274,16 +274,20 @@ async fn only_so_many_are_parked_and_none_while_memory_presses() {
         refused.contains("1 executions are parked here"),
         "{refused}"
     );
-    // With next to nothing offered of it, memory is beyond its threshold.
+    // With next to nothing offered of it, memory is above its threshold.
     squeeze(&world, &a.node).await;
     let message = world.wait_phase(first, "pending").await;
     let cause = message.events.iter().find_map(|e| match e {
         Event::Yielded { cause, .. } => Some(cause.in_words()),
         _ => None,
     });
-    assert!(cause.unwrap().contains("it was parked, and memory"));
+    assert!(
+        cause
+            .unwrap()
+            .contains("the execution was parked, and memory")
+    );
     let refused = world.park(&a, second, Keep::Host).await.unwrap();
-    assert!(refused.contains("beyond its threshold"), "{refused}");
+    assert!(refused.contains("above its threshold"), "{refused}");
     let state = world.last(second).await.message.state;
     assert_eq!(state.phase.as_str(), "started", "what computes goes on");
     a.leave().await;
@@ -354,7 +358,10 @@ async fn a_program_gets_what_nobody_else_was_granted_and_else_its_ledger_says_wh
     // Parked, it goes on where it is once the other one has left, with what it asked for.
     world.parked(&a, second, Keep::Host).await;
     let refused = world.unpark(&a, second).await.unwrap();
-    assert!(refused.contains("not granted to others"), "{refused}");
+    assert!(
+        refused.contains("bytes of memory; the node offers"),
+        "{refused}"
+    );
     let cancel = ControlRequest::Cancel {
         execution: first,
         who: "test".to_owned(),

@@ -373,7 +373,7 @@ async fn an_order_to_split_is_refused_where_the_range_is_not_to_be_shared() {
         json!({"program": "synthetic@1", "params": {"capsules": 1_000_000, "rest_us": 1_000}});
     let id = world.started(&line, &a).await;
     let refused = world.order_split(id, &a).await.unwrap();
-    assert!(refused.contains("not to be shared"), "{refused}");
+    assert!(refused.contains("does not allow to share"), "{refused}");
     let spread = Submission::parse(br#"{"program":"synthetic@1","spread":{"up_to":2}}"#);
     assert_eq!(spread.unwrap_err().field, "spread");
     a.leave().await;
