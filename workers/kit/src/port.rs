@@ -233,7 +233,7 @@ impl Fetch for FromAgent {
         }
         if Digest::of(&body) != digest {
             return Err(ProgramError::Transient(format!(
-                "what came for object {digest} has another digest"
+                "the received data of object {digest} has another digest"
             )));
         }
         Ok(body)

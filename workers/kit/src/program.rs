@@ -633,7 +633,7 @@ impl Inputs {
             return self.get(&key, None, || parse(bytes));
         }
         self.get(&key, None, || {
-            Err(ProgramError::Transient(format!("{key} is kept no more")))
+            Err(ProgramError::Transient(format!("{key} is no longer kept")))
         })
     }
 

@@ -35,8 +35,8 @@ pub enum NoRoom {
     },
     /// More than a package may have without a declaration.
     #[error(
-        "limit state_bytes: σ has {bytes} bytes, and a program whose manifest declares no \
-         limits.state_bytes may have {limit}"
+        "limit state_bytes: σ has {bytes} bytes, and a program without limits.state_bytes in its \
+         manifest may have {limit}"
     )]
     Undeclared {
         /// Bytes of σ.

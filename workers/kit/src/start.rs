@@ -38,7 +38,7 @@ impl NotStarted {
         let mut words = format!("cannot start {command}: {error}");
         match (start_error, &fault) {
             (_, Fault::BrokenPackage) => {
-                words.push_str("; the package has no such file that may be executed");
+                words.push_str("; the package has no executable file of this name");
             }
             (StartError::NotFound, _) if command.contains('/') => {
                 words.push_str("; the interpreter that its first line names is not there");
@@ -132,9 +132,9 @@ mod tests {
             (no_interpreter.as_str(), Owner::Node, "interpreter"),
             ("no-such-command-of-fiec", Owner::Node, "PATH is "),
             ("/no/such/command", Owner::Node, "interpreter"),
-            (&not_executable, Owner::Program, "no such file"),
+            (&not_executable, Owner::Program, "no executable file"),
             (&no_format, Owner::Node, "cannot start"),
-            (&absent, Owner::Program, "no such file"),
+            (&absent, Owner::Program, "no executable file"),
         ] {
             let error = start(folder.path(), command);
             assert_eq!(error.fault.kind().owner(), owner, "{error}");

@@ -187,8 +187,8 @@ fn a_part_of_another_range_or_product_is_refused() {
     let mut state = Vec::new();
     other.encode(&mut state, &mut cx).unwrap();
     for (range, part, word) in [
-        (range(5, 6), None, "begins with 4"),
-        (range(4, 7), None, "cannot be taken back"),
+        (range(5, 6), None, "begin with 4"),
+        (range(4, 7), None, "cannot be merged"),
         (range(4, 6), Some(&state[..]), "another range"),
         (range(4, 6), Some(&state[..9]), "gemm@1"),
     ] {

@@ -81,7 +81,8 @@ impl DeviceFacts {
     /// other facts for the whole device only. One slice's share of those cannot be known, so they
     /// are missing. A fault of the device is a fault of its slices.
     pub fn slice(&self, uuid: String, memory: Fact<DeviceMemory>) -> Self {
-        let whole = |what: &str| format!("the driver tells {what} of the whole {} only", self.uuid);
+        let whole =
+            |what: &str| format!("the driver reports {what} only for the whole {}", self.uuid);
         let fault = match &self.fault {
             Ok(fault) => Ok(fault.as_ref().map(|f| format!("{f} of {}", self.uuid))),
             Err(why) => Err(why.clone()),

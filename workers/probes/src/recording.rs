@@ -98,7 +98,7 @@ pub fn record(
     if fs::read_dir(to).map_err(io_error(to))?.next().is_some() {
         return Err(RecordingError::Form {
             path: to.to_owned(),
-            rule: "the folder is not empty; name one that is, or a new one".into(),
+            rule: "the folder is not empty; name an empty or a new folder".into(),
         });
     }
     let cgroup = match memory {

@@ -143,7 +143,7 @@ impl PressureWatch {
                     // Common in a container, where the group is read-only: memory is polled
                     // instead.
                     if self.polled.insert(one.dir.clone()) {
-                        tracing::info!(dir = %one.dir.display(), "no usage threshold can be set ({e}); memory is looked at every {SOONEST:?} to {LATEST:?} instead");
+                        tracing::info!(dir = %one.dir.display(), "no usage threshold can be set ({e}); polling memory every {SOONEST:?} to {LATEST:?} instead");
                     }
                 }
             }

@@ -58,7 +58,7 @@ fn copy(from: File) -> io::Result<File> {
             EntryType::Regular | EntryType::Continuous | EntryType::Directory
         ) {
             return Err(invalid(
-                "it holds something else than files, folders and links",
+                "the archive contains entries other than files, folders and links",
             ));
         }
         // Its header may state another size than the actual one.

@@ -134,7 +134,7 @@ impl JsonLines {
                 ));
             }
             self.wrong(&format!(
-                "wrote a line that says nothing known: {} ({error})",
+                "wrote an unknown line: {} ({error})",
                 shorten(line)
             ))
         })?;
@@ -337,9 +337,7 @@ impl JsonLines {
             | Said::Ask(_)
             | Said::Reserve(_)
             | Said::Split(_)
-            | Said::Whole) => {
-                Err(self.wrong(&format!("said {:?} though nobody asked", said.name())))
-            }
+            | Said::Whole) => Err(self.wrong(&format!("sent {:?} without a request", said.name()))),
         }
     }
 
@@ -439,7 +437,7 @@ impl Instance for JsonLines {
     fn encode(&mut self, out: &mut Vec<u8>, cx: &mut Capsule) -> Result<(), ProgramError> {
         if self.state.is_none() && self.talk.is_none() {
             return Err(ProgramError::Permanent(format!(
-                "{} completed without its σ, from which others are to go on: \
+                "{} completed without its σ, from which other executions continue: \
                  {{\"is\":\"completed\",\"state\":…}}",
                 self.package.program
             )));

@@ -109,8 +109,8 @@ impl Outputs {
         for name in names {
             if !found.iter().any(|file| file.name == Path::new(name)) {
                 return Err(ProgramError::Permanent(format!(
-                    "{} says that output {name:?} is complete, but no such file lies in the \
-                     folder of outputs",
+                    "{} reports that output {name:?} is complete, but the folder of outputs has no \
+                     such file",
                     package.program
                 )));
             }

@@ -387,8 +387,8 @@ impl Program for Gemm {
         if state.shape != self.shape() || left.count() > 0 || left.to != from || to > self.range.to
         {
             return Err(ProgramError::Permanent(format!(
-                "tiles {from} to {to} cannot be taken back: of this range {} to {} are left, and \
-                 what comes behind begins with {}",
+                "tiles {from} to {to} cannot be merged: {} to {} of this range are not done, and \
+                 the next part must begin with {}",
                 left.from, left.to, left.to
             )));
         }

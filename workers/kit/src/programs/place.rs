@@ -82,8 +82,8 @@ pub(super) fn failed(error: DeviceError) -> ProgramError {
 /// The error if even the smallest piece does not fit.
 pub(super) fn too_small(device: &dyn Device, what: &str, elements: usize) -> ProgramError {
     ProgramError::Permanent(format!(
-        "{what} needs at least {} bytes of device memory at once, but the grant of {} has {}: \
-         grant more, or run it without a device",
+        "{what} needs at least {} bytes of device memory, but the grant of {} has {}: request \
+         more, or run it without a device",
         8 * elements,
         device.about().uuid,
         device.usage().budget

@@ -105,7 +105,7 @@ fn garbage_on_the_socket_is_shown_and_what_is_json_at_least_is_tried_again() {
         (r#"b'{"is":"dance"}\n'"#, ["dance", "unknown variant"]),
         (
             r#"b'{"is":"state","state":"AA=="}\n'"#,
-            ["\"state\"", "nobody asked"],
+            ["\"state\"", "without a request"],
         ),
         (
             r#"b'{"is":"boundary","state":"%%"}\n'"#,
@@ -313,7 +313,7 @@ fn a_gigabyte_on_both_streams_takes_no_memory_of_the_child() {
 fn an_entry_that_cannot_be_run_is_named() {
     let mut made = state_dir("exit 0", json!({}));
     made.package.manifest.entry = vec!["./missing.sh".to_owned()];
-    fails(&made, true, &["./missing.sh", "no such file"]);
+    fails(&made, true, &["./missing.sh", "no executable file"]);
     let mut made = state_dir("exit 0", json!({}));
     made.package.manifest.entry = vec!["no-such-command-here".to_owned()];
     fails(&made, false, &["no-such-command-here", "PATH is "]);

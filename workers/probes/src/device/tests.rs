@@ -234,7 +234,7 @@ fn a_slice_has_its_own_memory_its_devices_fault_and_nothing_else_of_it() {
         Signal::Fabric,
     ] {
         let why = of(&slice, signal).missing.unwrap();
-        assert!(why.contains("whole GPU-1 only"), "{why}");
+        assert!(why.contains("only for the whole GPU-1"), "{why}");
     }
     assert!(
         slice.energy_mj.is_err(),
