@@ -58,8 +58,8 @@ def parser(program: str) -> argparse.ArgumentParser:
     """The command line of a program that runs without a worker."""
     p = argparse.ArgumentParser(
         prog=program,
-        description="Runs here, without a worker. Interrupt it and run it again: it goes on.",
-        epilog="exit status: 0 completed, 1 crashed, 65 failed for good, 85 yielded at a boundary",
+        description="Runs here, without a worker. Interrupt it and run it again: it continues.",
+        epilog="exit status: 0 completed, 1 crashed, 65 failed permanently, 85 yielded",
     )
     p.add_argument("param", nargs="*", help="name=value; the value is JSON or else a text")
     p.add_argument("--params", metavar="FILE", help="a JSON file of parameters")
@@ -165,5 +165,5 @@ def _here(program: worker.Main, params: dict[str, Any] | None, name: str) -> int
         print(f"{name}: {error}", file=sys.stderr)
         return FAILED if error.permanent else CRASHED
     except KeyboardInterrupt:
-        print(f"{name}: stopped at once; the last commit is kept", file=sys.stderr)
+        print(f"{name}: stopped; the last commit is kept", file=sys.stderr)
         return 130

@@ -182,7 +182,7 @@ class LocalLink:
                 self._store.complete(head.get("result"), head["capsules"], outputs)
             case "failed":
                 self._terminal.clear()
-                again = "" if head["permanent"] else " (run it again: it goes on)"
+                again = "" if head["permanent"] else " (run it again to continue)"
                 print(f"failed: {head['reason']}{again}", file=sys.stderr, flush=True)
             case "fetch":
                 self._fetch(head["digest"])
@@ -204,7 +204,7 @@ class LocalLink:
             body = (self._data / digest).read_bytes()
         except OSError as error:
             body = b""
-            head["error"] = f"there is no worker to ask; put it at {self._data / digest} ({error})"
+            head["error"] = f"a local run has no worker; put it at {self._data / digest} ({error})"
         self.order(head, body)
 
 
@@ -251,7 +251,7 @@ def _yield_on_signals(link: LocalLink, terminal: Terminal) -> Iterator[None]:
         asked = True
         # A terminal sends SIGINT to forked children, too: they finish the capsule.
         if os.getpid() == owner:
-            terminal.say("yields at the next boundary (Ctrl-C again: ends at once)")
+            terminal.say("yields at the next boundary (press Ctrl-C again to end now)")
             link.order({"is": "yield", "cause": signal.Signals(number).name})
 
     before = {n: signal.signal(n, handler) for n in (signal.SIGINT, signal.SIGTERM)}
@@ -272,8 +272,8 @@ def _no_silent_exit(program: str) -> Iterator[None]:
     def leave(status: int) -> NoReturn:
         if status == 0 and os.getpid() == owner:
             print(
-                f"{program}: os._exit(0) in a capsule is no completion; run it again: it goes on "
-                "from the last commit",
+                f"{program}: os._exit(0) in a capsule is no completion; run it again "
+                "to continue from the last commit",
                 file=sys.stderr,
                 flush=True,
             )
@@ -303,7 +303,7 @@ def run(
     terminal = Terminal(program, quiet)
     link = LocalLink(store, terminal, root / "data")
     if store.boundary is not None:
-        terminal.say(f"goes on from boundary {store.boundary} in {store.folder} (--fresh: anew)")
+        terminal.say(f"continues from boundary {store.boundary} in {store.folder} (--fresh: anew)")
     start = Start(
         execution=store.execution,
         epoch=1,
@@ -328,7 +328,7 @@ def run(
             if store.outputs.exists():
                 terminal.say(f"outputs in {store.outputs}")
         elif ending == "yielded":
-            terminal.say(f"yielded at boundary {link.committed}; run it again to go on")
+            terminal.say(f"yielded at boundary {link.committed}; run it again to continue")
         return ending, server.result
     finally:
         store.close()

@@ -162,14 +162,14 @@ def _numpy() -> Any:
     try:
         return importlib.import_module("numpy")
     except ImportError:
-        raise StateError("it holds numpy values, and numpy is not installed here") from None
+        raise StateError("the state has numpy values, but numpy is not installed here") from None
 
 
 def _torch() -> Any:
     try:
         return importlib.import_module("torch")
     except ImportError:
-        raise StateError("it holds tensors, and PyTorch is not installed here") from None
+        raise StateError("the state has tensors, but PyTorch is not installed here") from None
 
 
 def _class(name: str) -> Any:

@@ -188,7 +188,7 @@ class Run:
                 found = restore.decode(self._sigma, value)
                 if found is not value:
                     raise StateError(
-                        f"it cannot be put into this {type(value).__name__}; hand over a "
+                        f"the state cannot be put into this {type(value).__name__}; pass a "
                         "dataclass instance that is not frozen, a dict, a list, or parts by name"
                     )
             self._state, self._sigma = value, None
@@ -197,7 +197,7 @@ class Run:
         if self._sigma is not None:
             found = restore.decode(self._sigma, dict(fields))
             if not isinstance(found, dict) or not all(isinstance(k, str) for k in found):
-                raise StateError("it has no named parts; the program has changed")
+                raise StateError("the state has no named parts; the program has changed")
             missing = fields.keys() - found.keys()
             if missing:
                 raise StateError(
@@ -230,7 +230,7 @@ class Run:
         engine.check()
         if self._sigma is not None and not self._has_state:
             if restore.decode(self._sigma) != {}:
-                raise StateError("there is one to resume; call run.state() before the first step")
+                raise StateError("the run resumes: call run.state() before the first step")
             self._sigma, self._has_state, self._state = None, True, {}
         return engine
 

@@ -82,7 +82,7 @@ class _Memory:
             found = self._objects.get(head["digest"])
             answer: Message = {"is": "data", "digest": head["digest"]}
             if found is None:
-                answer["error"] = "no such object was given to the test"
+                answer["error"] = "the test has no such object"
             self.orders.append((answer, found or b""))
         elif head["is"] == "surroundings":
             self.orders.append(({"is": "surroundings", "unknown": "this is a test"}, b""))

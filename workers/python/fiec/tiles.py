@@ -135,7 +135,7 @@ class Merge:
         try:
             return cls((int(head["from"]), int(head["to"])), state)
         except (KeyError, TypeError, ValueError) as error:
-            raise FrameError(f"what is to be merged cannot be read: {error!r}") from error
+            raise FrameError(f"the part to merge cannot be read: {error!r}") from error
 
     def expect(self, state: Any) -> None:
         """Keeps the state as it begins, which reading the run's own σ changes in place."""

@@ -96,7 +96,7 @@ class LocalRuns(Folder):
         self.assertGreater(last, 20)
         done = self.run_it(*words)
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn(f"goes on from boundary {last}", done.stderr)
+        self.assertIn(f"continues from boundary {last}", done.stderr)
         again = self.result()
         for name in ("capsules", "execution"):
             self.assertEqual(name in again, True)
@@ -138,10 +138,10 @@ class LocalRuns(Folder):
         self.assertEqual(self.run_it("steps=10", "--yield-after", "4").returncode, 85)
         self.assertEqual(len(list((self.cwd / ".fiec" / "sums").iterdir())), 2)
         done = self.run_it("steps=9", "--fresh")
-        self.assertNotIn("goes on", done.stderr)
+        self.assertNotIn("continues from", done.stderr)
         file = self.cwd / "p.json"
         file.write_text('{"steps": 10}')
-        self.assertIn("goes on from boundary 4", self.run_it("--params", str(file)).stderr)
+        self.assertIn("continues from boundary 4", self.run_it("--params", str(file)).stderr)
 
     def test_a_second_process_is_refused_while_one_computes(self) -> None:
         words = ("steps=100000", "sleep=0.01", "mode=print")
@@ -167,7 +167,7 @@ class LocalRuns(Folder):
         for words, status, said in (
             (("mode=raise",), 1, "a bug at step 3"),
             (("mode=fail",), 65, "params.mode: must not be fail"),
-            (("mode=fetch",), 1, "there is no worker to ask"),
+            (("mode=fetch",), 1, "a local run has no worker"),
             (("steps",), 2, "'steps' is no name=value"),
             (("--yield-after", "0"), 2, "whole number above 0"),
             (("--commit", "never"), 2, "must be auto"),
