@@ -506,7 +506,7 @@ fn a_program_that_stops_where_it_was_not_asked_to_is_not_approved() {
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{errors}");
     assert!(
-        errors.contains("it yielded at boundary 1 without an order"),
+        errors.contains("the program yielded at boundary 1 without an order"),
         "{errors}"
     );
 }

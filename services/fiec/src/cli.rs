@@ -46,7 +46,7 @@ pub enum Command {
     /// Show the output that an execution's program printed
     Logs(logs::LogsArgs),
     Output(output::OutputArgs),
-    /// End executions at once, without waiting for a boundary
+    /// End executions immediately, without waiting for a boundary
     Cancel(operate::ExecutionsArgs),
     /// Pause an execution at its next boundary, until it is resumed
     Pause(operate::ExecutionArgs),
@@ -82,7 +82,7 @@ pub enum Command {
     Uncordon(nodes::NodeArgs),
     /// Cordon a node, and move its executions away at their next boundaries
     Drain(nodes::DrainArgs),
-    /// Undrain a node: place new executions on it again, and move no more away
+    /// Undrain a node: place new executions on it again, and stop moving executions away
     Undrain(nodes::NodeArgs),
     /// Check this machine and the servers, and print what is missing and what to do
     Doctor,

@@ -239,7 +239,7 @@ fn away(url: &str, error: sqlx::Error) -> anyhow::Error {
             tracing::debug!(%error, "PostgreSQL");
             anyhow::Error::new(Unreachable(format!(
                 "PostgreSQL at {server}, which has the history, does not answer: start it, or \
-                 correct --database (FIEC_DATABASE_URL); executions go on without it"
+                 correct --database (FIEC_DATABASE_URL); executions continue without it"
             )))
         }
     }

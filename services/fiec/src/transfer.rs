@@ -115,7 +115,7 @@ pub async fn download(
         anyhow::bail!("{}: it is a folder; name a file", cannot());
     }
     let Some(size) = store::data_size(broker, digest).await? else {
-        anyhow::bail!("there is no object {digest}");
+        anyhow::bail!("the object store has no object {digest}");
     };
     let temporary = tempfile::Builder::new()
         .prefix(".fiec-")

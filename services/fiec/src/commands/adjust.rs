@@ -15,7 +15,7 @@ use crate::exit::Outcome;
 
 /// Change priority, thresholds, deadline or memory of a live execution
 ///
-/// The change applies at once. Settings that you do not name keep their values. The ledger records
+/// The change applies immediately. Settings that you do not name keep their values. The ledger records
 /// the change and who asked for it. The change stays with the execution when it moves. If the
 /// execution has split off parts, it applies to all of them, as pin, exclude and unpin do.
 #[derive(Debug, Args)]
@@ -36,8 +36,8 @@ pub struct ChangeArgs {
     /// repeatable
     #[arg(long, value_parser = parse_threshold)]
     pub threshold: Vec<(Signal, Threshold)>,
-    /// Deadline: a time after the submission, e.g. 2h, or a date and time (RFC 3339). It replaces the old
-    /// one whole: without --fail-late the execution goes on if it misses it
+    /// Deadline: a time after the submission, e.g. 2h, or a date and time (RFC 3339). It replaces the
+    /// old deadline: without --fail-late the execution continues after it
     #[arg(long, value_parser = parse_deadline)]
     pub deadline: Option<Deadline>,
     /// Fail the execution if it misses its deadline
@@ -98,7 +98,7 @@ fn parse_deadline(text: &str) -> Result<Deadline, String> {
         });
     }
     let within = parse_span(text)
-        .map_err(|error| format!("{error}, and no time such as 2026-12-31T18:00:00Z"))?;
+        .map_err(|error| format!("{error}, nor a time like 2026-12-31T18:00:00Z"))?;
     let seconds = u32::try_from(within.as_secs()).unwrap_or(u32::MAX);
     if seconds == 0 {
         return Err("a deadline is at least a second away".to_owned());
@@ -114,7 +114,7 @@ fn parse_deadline(text: &str) -> Result<Deadline, String> {
 /// # Errors
 /// The valid forms of a duration.
 pub(crate) fn parse_span(text: &str) -> Result<Duration, String> {
-    let form = || format!("{text:?} is no span of time such as 90s, 10m, 2h or 1d");
+    let form = || format!("{text:?} is not a span of time like 90s, 10m, 2h or 1d");
     let digits = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')
         .unwrap_or(text.len());
@@ -140,7 +140,7 @@ pub(crate) fn parse_span(text: &str) -> Result<Duration, String> {
 /// If there is no change, or no policy service answers.
 pub async fn adjust(args: AdjustArgs, global: &Global) -> anyhow::Result<Outcome> {
     let Some(change) = args.changes.change() else {
-        eprintln!("nothing is to change: give --priority, --threshold, --deadline or --memory");
+        eprintln!("no change named: use --priority, --threshold, --deadline or --memory");
         return Ok(Outcome::BadInput);
     };
     send(&args.execution, change, global).await

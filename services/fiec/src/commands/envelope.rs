@@ -188,7 +188,7 @@ fn envelope(args: &EnvelopeArgs) -> anyhow::Result<Option<Envelope>> {
         (None, Some(sinusoid)) => Shape::Sinusoid(sinusoid.clone()),
         (None, None) => {
             if args.signal.is_some() {
-                bail!("say what holds for the signal: --cap, --sinusoid or --clear");
+                bail!("no envelope named for the signal: use --cap, --sinusoid or --clear");
             }
             return Ok(None);
         }
@@ -219,7 +219,7 @@ fn from_file(
         changes.push((node, Some(EnvelopeChange::Replace { envelopes })));
     }
     match (only, changes.is_empty()) {
-        (Some(only), true) => bail!("{name} says nothing of {only}"),
+        (Some(only), true) => bail!("{name} has no entry for node {only}"),
         (None, true) => bail!("{name} names no node"),
         _ => Ok(changes),
     }
@@ -230,7 +230,7 @@ fn print(node: &NodeId, reply: &ApiReply, nodes: &ApiReply, now: Timestamp) {
         let none = NodeEnvelopes::default();
         let set = reply.envelopes.as_ref().unwrap_or(&none);
         match set.envelopes.is_empty() {
-            true => println!("{node} has no envelope: it offers what it has"),
+            true => println!("{node} has no envelope: it offers all its resources"),
             false => println!("{node}, set by {} at {}", set.who, set.at),
         }
     } else {
@@ -398,7 +398,7 @@ mod tests {
         assert_eq!(from_file(file.as_ref(), Some(&n2)).unwrap().len(), 1);
         let n9: NodeId = "n9".parse().unwrap();
         let error = from_file(file.as_ref(), Some(&n9)).unwrap_err();
-        assert!(error.to_string().contains("nothing of n9"));
+        assert!(error.to_string().contains("no entry for node n9"));
     }
 
     #[test]

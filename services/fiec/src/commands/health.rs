@@ -18,7 +18,7 @@ const MOST: u64 = 64 * 1024;
 /// Ask a worker or service of this machine whether it is healthy; the exit code is 0 or 1
 #[derive(Debug, Args)]
 pub struct HealthArgs {
-    /// Its --http address; an address for all interfaces is asked on loopback
+    /// The service's --http address; for an address of all interfaces, loopback is used
     #[arg(long, env = "FIEC_HTTP")]
     pub http: SocketAddr,
     /// Time limit of the answer in seconds

@@ -240,9 +240,9 @@ fn print_why(why: &Why) {
     if let Some(nodes) = &why.would_go_to {
         let nodes: Vec<_> = nodes.iter().map(NodeId::as_str).collect();
         match nodes.is_empty() {
-            true => println!("it would stay until another place can take it: none could now"),
+            true => println!("it would stay: no other place can take it now"),
             false => println!(
-                "it would go to the best of those that could take it now: {}",
+                "it would move to the best of these nodes: {}",
                 nodes.join(", ")
             ),
         }
@@ -279,7 +279,7 @@ fn print_state(state: &ExecutionState, reply: &ApiReply, ended: Option<String>) 
         ));
     }
     if let Phase::Held { reason, .. } = &state.phase {
-        rows.push(("held", format!("{reason}; `fiec retry` lets it go on")));
+        rows.push(("held", format!("{reason}; run `fiec retry` to continue")));
     }
     if let Some(spec) = &state.spec {
         rows.push(("program", spec.program.clone()));

@@ -81,7 +81,7 @@ pub async fn run(args: ProfileArgs, global: &Global) -> anyhow::Result<Outcome> 
             let reply = client::nodes(&broker).await?;
             let found = reply.nodes.into_iter().find(|n| n.descriptor.node == node);
             let Some(status) = found else {
-                eprintln!("there is no node {node}; `fiec nodes` lists those that have joined");
+                eprintln!("there is no node {node}; `fiec nodes` lists the nodes that have joined");
                 return Ok(Outcome::Failed);
             };
             status.descriptor.into()

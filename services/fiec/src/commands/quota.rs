@@ -30,7 +30,7 @@ struct SetArgs {
     /// The tenant
     #[arg(value_parser = parse_tenant)]
     tenant: Tenant,
-    /// Most executions that are bound or running at once
+    /// Most executions that are bound or running at the same time
     #[arg(long)]
     running: Option<u32>,
     /// Most bound or running executions that hold a device or a share of one
@@ -76,7 +76,7 @@ pub async fn run(args: QuotaArgs, global: &Global) -> anyhow::Result<Outcome> {
             };
             if change == QuotaChange::default() {
                 eprintln!(
-                    "nothing is to change: give --running, --devices, --memory, --waiting, --weight or \
+                    "no change named: use --running, --devices, --memory, --waiting, --weight or \
                      --clear"
                 );
                 return Ok(Outcome::BadInput);

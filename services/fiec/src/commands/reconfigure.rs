@@ -31,7 +31,7 @@ pub struct ReconfigureArgs {
 pub struct Cpus(Vec<u32>);
 
 fn parse_cpus(text: &str) -> Result<Cpus, String> {
-    let wrong = || format!("{text:?} is no list of processors such as 0-3,8");
+    let wrong = || format!("{text:?} is not a list of processors like 0-3,8");
     let mut cpus = Vec::new();
     for part in text.split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -60,7 +60,7 @@ pub async fn run(args: ReconfigureArgs, global: &Global) -> anyhow::Result<Outco
     };
     ensure!(
         grant != Grant::default(),
-        "say what is to change: --threads, --memory or --cpus"
+        "no change named: use --threads, --memory or --cpus"
     );
     let broker = global.broker("reconfigure").await?;
     let who = &args.execution;

@@ -12,7 +12,7 @@ use crate::exit::Outcome;
 
 /// Start executions again that failed, are held or were cancelled, from their last commit
 ///
-/// They can go on with other settings, such as more memory or a later deadline.
+/// They can continue with other settings, for example more memory or a later deadline.
 #[derive(Debug, Args)]
 pub struct RetryArgs {
     /// Execution ids, or the ids that the client gave; also an array by its id, and `seed-*`
@@ -21,7 +21,7 @@ pub struct RetryArgs {
     /// All of a batch: its name, or its UUID
     #[arg(long)]
     batch: Option<String>,
-    /// Of a batch or an array, leave out what was cancelled
+    /// Of a batch or an array, leave out cancelled executions
     #[arg(long)]
     failed: bool,
     /// Go back to this boundary; 0 is the beginning

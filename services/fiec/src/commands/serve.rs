@@ -42,8 +42,8 @@ pub struct SetupArgs {
     /// Shards of nodes; about 500 nodes each [default: as many as there are, else 1]
     #[arg(long)]
     pub shards: Option<u16>,
-    /// Bytes that streams and buckets share, e.g. 200GiB: each may hold its part [default: as many
-    /// as before, at first half of what the server accepts]
+    /// Bytes that streams and buckets share, e.g. 200GiB: each gets a share [default: as before, at
+    /// first half of the server's limit]
     #[arg(long, value_parser = parse_bytes)]
     pub store_bytes: Option<u64>,
     /// First sequence of a ledger stream that is created again after a loss
@@ -172,7 +172,7 @@ pub struct WorkerArgs {
         value_name = "NAME"
     )]
     pub pass_env: Vec<Passed>,
-    /// Folder of files whose content submissions may take for variables of their programs
+    /// Folder of files that submissions may use as values of their programs' environment variables
     /// (`"env": {"TOKEN": {"file": "NAME"}}`)
     #[arg(long, env = "FIEC_SECRET_DIR", value_name = "DIR")]
     pub secret_dir: Option<PathBuf>,
@@ -234,8 +234,8 @@ pub struct WorkerArgs {
     /// longer, and the history of a long outage has gaps
     #[arg(long, default_value_t = 60.0)]
     pub longest_commit_interval_seconds: f64,
-    /// Seconds for which chunks of a state are kept that a newer commit has replaced; longer than
-    /// what a broker can lose in a power loss
+    /// Seconds to keep the chunks of a state that a newer commit has replaced; must be longer than
+    /// the work that a broker can lose in a power loss
     #[arg(long, default_value_t = 150.0)]
     pub superseded_seconds: f64,
     #[command(flatten)]
@@ -336,15 +336,15 @@ pub struct PolicyArgs {
     /// quarantine keep it
     #[arg(long, env = "FIEC_FORGET_NODES_S", default_value_t = 86_400, value_parser = clap::value_parser!(u64).range(1..))]
     pub forget_nodes_s: u64,
-    /// Workers that may end while they compute an execution, without a commit between; then it is held:
-    /// its program may be what ends them; 0: never
+    /// Hold an execution after this many workers ended while they computed it, without a commit
+    /// between, since its program may end them; 0: never
     #[arg(long, default_value_t = 3)]
     pub deadly_workers: u32,
     /// Milliseconds for a node to append an execution's first binding itself, with its first
     /// result; then this service appends the binding; 0: it always does
     #[arg(long, env = "FIEC_ENTRUST_MS", default_value_t = 200)]
     pub entrust_ms: u64,
-    /// Most waiting executions of a tenant whose quota does not say it; a submission line beyond it is
+    /// Most waiting executions of a tenant whose quota sets no limit; submission lines beyond it are
     /// refused
     #[arg(long, env = "FIEC_WAITING", default_value_t = fiec_policy_service::WAITING)]
     pub waiting: u32,
@@ -512,7 +512,7 @@ fn stop_on_signals(leave_now: CancellationToken) -> anyhow::Result<CancellationT
                     token.cancel();
                 }
                 1 => {
-                    tracing::warn!("second signal: leaving at once");
+                    tracing::warn!("second signal: exiting immediately");
                     leave_now.cancel();
                 }
                 _ => std::process::exit(130),

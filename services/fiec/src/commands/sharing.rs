@@ -31,7 +31,7 @@ pub struct SharingArgs {
     /// Milliseconds of waiting that count as one higher priority; 0: never
     #[arg(long, env = "FIEC_AGEING_MS", default_value_t = 3_600_000)]
     pub ageing_ms: u64,
-    /// Milliseconds that a gang waits before it gets a reservation of what becomes free
+    /// Milliseconds that a gang waits before freed slots and devices are reserved for it
     #[arg(long, env = "FIEC_GANG_KEEP_MS", default_value_t = 10_000)]
     pub gang_keep_ms: u64,
     /// Milliseconds that executions beyond a lowered quota continue

@@ -184,7 +184,7 @@ fn event_in_words(event: &Event, state: &ExecutionState) -> String {
             keep.as_str(),
             cause.in_words()
         ),
-        Event::Unparked { reason, .. } => format!("goes on where it waited: {reason}"),
+        Event::Unparked { reason, .. } => format!("continues in its parked process: {reason}"),
         Event::Split { part, from, to, .. } => {
             format!("tiles {from} to {to} are a part of their own: {part}")
         }
@@ -239,7 +239,7 @@ fn event_in_words(event: &Event, state: &ExecutionState) -> String {
         }
         Event::Failed { reason, .. } => format!("failed: {reason}"),
         Event::Held { reason, .. } => {
-            format!("held: {reason}; `fiec retry` lets it go on from its last commit")
+            format!("held: {reason}; run `fiec retry` to continue from its last commit")
         }
         Event::Retried { who } => format!("retried by {who}"),
         Event::Cancelled { who } => format!("cancelled by {who}"),

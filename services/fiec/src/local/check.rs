@@ -206,7 +206,7 @@ impl Point {
             }
             _ => {
                 return Some(format!(
-                    "one comes to {}, the other to {}",
+                    "one run ends with {}, the other with {}",
                     self.name(),
                     other.name()
                 ));
@@ -292,7 +292,7 @@ impl Kept {
             if before.cut {
                 report
                     .notes
-                    .push(format!("the {name} has more files than were looked at"));
+                    .push(format!("the {name} has more files than were checked"));
             }
         }
     }
@@ -341,7 +341,9 @@ fn look_at_traces(subject: &Subject, session: &Session<'_>, file: &Path, report:
         .is_some_and(|package| package.manifest.network);
     for address in &touched.connected {
         if !network {
-            let what = format!("it connects to {address}, though its manifest asks for no network");
+            let what = format!(
+                "the program connects to {address}, but its manifest does not request the network"
+            );
             report.add(Invariant::Isolation, None, what);
         }
     }
@@ -359,8 +361,8 @@ fn look_at_traces(subject: &Subject, session: &Session<'_>, file: &Path, report:
         .collect();
     if let Some(first) = strange.first() {
         report.notes.push(format!(
-            "it reads {} files outside its package, the data folder and the system's folders, \
-             e.g. {first}; nodes may not have them",
+            "the program reads {} files outside its package, the data folder and the system's \
+             folders, e.g. {first}; nodes may not have them",
             strange.len()
         ));
     }
@@ -561,7 +563,8 @@ fn untested(
         }
     }
     if let Err(reason) = traced {
-        let why = format!("only its own folders were looked at, not files elsewhere ({reason})");
+        let why =
+            format!("only the program's own folders were checked, not other files ({reason})");
         untested.insert(Invariant::Isolation, why);
     }
     untested

@@ -96,7 +96,7 @@ impl Objects {
         match self.known().get(&digest) {
             Some(path) => std::fs::read(path).map_err(|error| error.to_string()),
             None => Err(format!(
-                "no such object is known here; offer the file with --object (digest {digest})"
+                "this run has no object {digest}: pass its file with --object"
             )),
         }
     }
@@ -322,15 +322,16 @@ pub fn run(
                     record.boundaries.insert(index, Digest::of(&state));
                     progress(&format!("boundary {index}, process {}", record.processes));
                     if yielded && index <= begin {
-                        bail!("it yielded at boundary {index}, from which it had begun");
+                        bail!("the program yielded at boundary {index}, where it had started");
                     }
                     match until {
                         Some(until) if yielded && index < until => bail!(
-                            "it yielded at boundary {index}, and was to yield at boundary \
-                             {until}: a yield with \"at\" does not hold before that boundary"
+                            "the program yielded at boundary {index}, but was ordered to yield at \
+                             boundary {until}: a yield with \"at\" does not apply before that \
+                             boundary"
                         ),
                         None if yielded => {
-                            bail!("it yielded at boundary {index} without an order")
+                            bail!("the program yielded at boundary {index} without an order")
                         }
                         _ => {}
                     }

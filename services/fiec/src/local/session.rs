@@ -353,7 +353,7 @@ impl<'a> Session<'a> {
                 Report::Boundary(report) => {
                     let size = usize::try_from(report.bytes)?;
                     let Some((state, rest)) = body.split_at_checked(size) else {
-                        bail!("a boundary whose σ is shorter than it says");
+                        bail!("the program sent a boundary with less σ than it announced");
                     };
                     if report.digest.is_some_and(|d| d != Digest::of(state)) {
                         bail!(
@@ -402,7 +402,7 @@ impl<'a> Session<'a> {
                     self.send(&data, &bytes);
                 }
                 Report::Failed { reason, .. } => return Ok(Event::Failed { reason }),
-                Report::Cancelled => bail!("it was cancelled, though nobody asked for that"),
+                Report::Cancelled => bail!("the program reported a cancel without an order"),
             }
         }
     }
@@ -455,7 +455,7 @@ impl<'a> Session<'a> {
         let status = self.wait(END_WITHIN);
         let how = match status {
             Some(status) => status.to_string(),
-            None => "it closed its socket".to_owned(),
+            None => "the program closed its socket".to_owned(),
         };
         // Another thread copies its last output.
         std::thread::sleep(Duration::from_millis(50));

@@ -63,8 +63,9 @@ fn memory_controller(own: &str) -> Option<(PathBuf, &'static str)> {
 
 fn cgroup() -> Check {
     const NAME: &str = "memory cgroup";
-    const REMEDY: &str = "nothing is broken: a node's memory is then watched against its declared budget; \
-                          for kernel limits run as root or in a delegated cgroup (systemd-run --user -p Delegate=yes)";
+    const REMEDY: &str = "this is not an error: a node's memory is compared with its declared \
+                          budget; for kernel limits run as root or in a delegated cgroup \
+                          (systemd-run --user -p Delegate=yes)";
     let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let Some((path, kind)) = memory_controller(&own) else {
         return Check::bad(NAME, Status::Warning, "no memory controller", REMEDY);
