@@ -20,3 +20,4 @@ mod python_moves;
 mod python_program;
 mod python_spread;
 mod stuck;
+mod time_limits;

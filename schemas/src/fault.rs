@@ -106,6 +106,8 @@ tagged! { "is", FaultKind,
         DataLost,
         /// The broker could not be reached.
         Broker,
+        /// It has computed as long as the submission allows.
+        ComputedLimit,
         /// The deadline of the submission has passed.
         Deadline,
         /// An execution that this one depends on has failed.
@@ -142,7 +144,9 @@ impl FaultKind {
             | Self::WorkerDied
             | Self::Corrupt => Owner::Node,
             Self::DataLost | Self::Broker => Owner::Infrastructure,
-            Self::Deadline | Self::Dependency | Self::Part => Owner::Submission,
+            Self::ComputedLimit | Self::Deadline | Self::Dependency | Self::Part => {
+                Owner::Submission
+            }
         }
     }
 }
@@ -252,6 +256,9 @@ mod tests {
              worker_died corrupt"
         );
         assert_eq!(of(Owner::Infrastructure), "data_lost broker");
-        assert_eq!(of(Owner::Submission), "deadline dependency part");
+        assert_eq!(
+            of(Owner::Submission),
+            "computed_limit deadline dependency part"
+        );
     }
 }

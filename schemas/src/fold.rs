@@ -125,6 +125,7 @@ impl ExecutionState {
             crashes_since_commit: 0,
             lost_unstarted: false,
             deaths: Vec::new(),
+            limited_from_us: 0,
             totals: Totals::default(),
         }
     }
@@ -472,6 +473,7 @@ impl ExecutionState {
                     return Err(self.refuse("retried"));
                 }
                 self.phase = Phase::PENDING;
+                self.limited_from_us = self.totals.compute_us;
             }
             Event::Cancelled { .. } => {
                 if self.phase.is_terminal() {

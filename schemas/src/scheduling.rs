@@ -1,6 +1,8 @@
 //! Fields of a submission on when it runs, adjustments of a live execution, and what a parked
 //! execution keeps.
 
+use std::num::NonZeroU32;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +31,15 @@ pub struct Deadline {
     /// What happens if it is not done by then.
     #[serde(default, skip_serializing_if = "is_default")]
     pub on_miss: OnMiss,
+}
+
+/// Limit of an execution's computing. Whoever computes longer fails, or is held, as `on_failure` says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Limit {
+    /// Seconds that it may compute, on all nodes together. Waiting, pauses and lost work do not
+    /// count. A retry begins the count again.
+    pub computed_s: NonZeroU32,
 }
 
 impl Deadline {
@@ -360,6 +371,10 @@ pub(crate) fn check(spec: &Submission) -> Result<(), FieldError> {
     if spec.expected_s == Some(0) {
         return Err(FieldError::new("expected_s", "must be at least 1"));
     }
+    if spec.limit.is_some() && spec.spread.is_some() {
+        let rule = "an execution with `spread` cannot have one: its parts compute beside it";
+        return Err(FieldError::new("limit", rule));
+    }
     dependency::check(spec)?;
     if spec.at_once == Some(0) {
         return Err(FieldError::new("at_once", "must be at least 1"));
@@ -394,8 +409,14 @@ mod tests {
             (r#""deadline":{"within_s":0}"#, "deadline.within_s", "1"),
             (r#""at_once":3"#, "at_once", "batch"),
             (r#""gang":{"name":"g","size":1}"#, "gang.size", "2 to 1024"),
-            (r#""array":{"count":0}"#, "array.count", "1 to 10000"),
+            (r#""array":{"count":0}"#, "array.count", "1 to 100000"),
             (r#""expected_s":0"#, "expected_s", "at least 1"),
+            (r#""limit":{"computed_s":0}"#, "limit.computed_s", "above 0"),
+            (
+                r#""limit":{"computed_s":1},"spread":{"up_to":2}"#,
+                "limit",
+                "beside",
+            ),
         ] {
             let line = format!(r#"{{"program":"synthetic@1",{fields}}}"#);
             let error = parse(&line).unwrap_err();

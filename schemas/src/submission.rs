@@ -15,7 +15,7 @@ use crate::hardware::{Signal, Threshold, Thresholds};
 use crate::ids::{BatchName, ClientId, Digest, Timestamp};
 use crate::plain;
 use crate::programs;
-use crate::scheduling::{self, Deadline, Gang, Reallocation, WhenUnviable};
+use crate::scheduling::{self, Deadline, Gang, Limit, Reallocation, WhenUnviable};
 use crate::spread::{self, Spread};
 use crate::strict::Strict;
 use crate::trust::Verify;
@@ -176,6 +176,9 @@ pub struct Submission {
     /// The deadline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Deadline>,
+    /// The most that it may compute.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<Limit>,
     /// The moment before which it is not placed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_before: Option<Timestamp>,
@@ -255,6 +258,7 @@ impl Submission {
             verify: None,
             priority: 0,
             deadline: None,
+            limit: None,
             not_before: None,
             expected_s: None,
             after: Vec::new(),

@@ -389,7 +389,7 @@ fn what_the_rules_of_ranges_forbid_is_refused_in_words() {
         .after(&[bound(&waiting), started(&waiting)], "t", AT, None)
         .unwrap();
     let said = refused(&waiting, &[at(&waiting)]);
-    assert!(said.contains("merging"), "{said}");
+    assert!(said.contains("must merge the last"), "{said}");
     let events = [at(&waiting), Event::Merged { part: last.id }];
     let merged = waiting.after(&events, "t", AT, None).unwrap();
     let spread = merged.spread.as_deref().unwrap();

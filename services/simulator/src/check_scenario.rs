@@ -348,6 +348,11 @@ fn demands(field: &str, w: &Workload, before: &BTreeSet<&str>) -> Result<(), Fie
         ),
         ("array", own.array.is_some(), "say how many in `arrivals`"),
         (
+            "limit",
+            own.limit.is_some(),
+            "say how much it computes in the workload",
+        ),
+        (
             "not_before",
             own.not_before.is_some(),
             "say when in `arrivals`",

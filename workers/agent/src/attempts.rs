@@ -282,6 +282,9 @@ impl Runner {
         if let Some(live) = self.shared.live().get_mut(&self.tip.state.execution) {
             live.begun = true;
         }
+        if let Some(computed) = &mut self.computed {
+            computed.begin(&self.tip.state, Instant::now());
+        }
         self.computes_uncommitted(true);
     }
 

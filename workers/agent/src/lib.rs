@@ -25,6 +25,7 @@ pub mod canary;
 pub mod capsules;
 pub mod child_process;
 pub mod claim;
+mod computed;
 pub mod containers;
 pub mod control;
 pub mod data;

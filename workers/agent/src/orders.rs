@@ -33,7 +33,10 @@ impl Runner {
                 ..
             } => {
                 // A pause takes precedence: the execution must not run on any node.
-                if !matches!(self.pending, Some(PendingOrder::Pause { .. })) {
+                if !matches!(
+                    self.pending,
+                    Some(PendingOrder::Pause { .. } | PendingOrder::End { .. })
+                ) {
                     self.pending = Some(PendingOrder::Yield {
                         cause,
                         to,
@@ -215,6 +218,8 @@ impl Runner {
                 if let Some(who) = self.cancelling.take() {
                     self.stage(Message::of(vec![Event::Cancelled { who }]))
                         .await;
+                } else if let Some(PendingOrder::End { event }) = self.pending.take() {
+                    self.stage(Message::of(vec![*event])).await;
                 } else if self.is_parked() {
                     self.append_pending();
                 }

@@ -233,6 +233,9 @@ impl Runner {
         if let Some(slot) = &mut self.slot {
             parked.lease = slot.device.take();
         }
+        if let Some(computed) = &mut self.computed {
+            computed.stop();
+        }
         self.computes_uncommitted(false);
         self.slot = None;
         self.wait = None;
@@ -278,6 +281,9 @@ impl Runner {
             }
         };
         self.parked = None;
+        if let Some(computed) = &mut self.computed {
+            computed.go_on(Instant::now());
+        }
         self.computes_uncommitted(true);
         let computing_since = self.shared.broker.now();
         tracing::info!(reason, "a parked execution continues in its process");

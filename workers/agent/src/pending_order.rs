@@ -28,6 +28,11 @@ pub enum PendingOrder {
         /// The author of the request.
         who: String,
     },
+    /// End with this event.
+    End {
+        /// That it has failed, or is held.
+        event: Box<Event>,
+    },
     /// Stay here and wait.
     Park {
         /// The cause.
@@ -43,6 +48,7 @@ impl PendingOrder {
         match self {
             Self::Yield { cause, .. } | Self::Park { cause, .. } => cause.in_words(),
             Self::Pause { who } => format!("paused by {who}"),
+            Self::End { .. } => "it has computed as long as it may".to_owned(),
         }
     }
 
@@ -83,6 +89,7 @@ impl PendingOrder {
                 };
                 (vec![yielded(cause), bound], Some(to))
             }
+            Self::End { event } => (vec![*event], None),
             Self::Pause { who } => {
                 let cause = Cause::Operator { who: who.clone() };
                 (vec![yielded(cause), Event::Paused { who }], None)

@@ -29,6 +29,7 @@ use tokio_util::sync::CancellationToken;
 use crate::ahead;
 use crate::attempts;
 use crate::child_process::Child;
+use crate::computed::Computed;
 use crate::data::NoData;
 use crate::emitted::{Done, Next, NotSettled, Settling};
 use crate::endings::{Loss, failure};
@@ -68,6 +69,8 @@ enum Input {
     Order(Option<RunnerOrder>),
     /// [`Runner::wait`]'s moment.
     Deadline,
+    /// It has computed as long as it may, or nearly.
+    Limit,
     /// The least interval of routine commits may have changed, or messages will soon drop out of the
     /// ledger stream.
     Stream,
@@ -211,6 +214,10 @@ pub(crate) struct Runner {
     pub(crate) printed: Printed,
     /// The variables that its submission sets.
     pub(crate) values: Values,
+    /// How long it computes, if its submission limits that.
+    pub(crate) computed: Option<Computed>,
+    /// Its program knows the order `limit`.
+    pub(crate) limits: bool,
 }
 
 impl Runner {
@@ -256,6 +263,7 @@ impl Runner {
                 Input::Order(Some(order)) => Box::pin(self.obey(order)).await,
                 Input::Order(None) => self.control.close(),
                 Input::Deadline => Box::pin(self.deadline()).await,
+                Input::Limit => Box::pin(self.near_limit()).await,
                 Input::Stream => {
                     self.pace().await;
                     self.keep_aged();
@@ -273,6 +281,9 @@ impl Runner {
 
     async fn input(&mut self) -> Input {
         let silence = self.silence_due();
+        let computes = self.child.is_some() && !self.ended;
+        let computed = self.computed.as_ref().filter(|_| computes);
+        let limit = computed.and_then(Computed::due);
         let Self {
             shared,
             control,
@@ -297,6 +308,7 @@ impl Runner {
             report = async { match child { Some(c) => c.link.next().await, None => std::future::pending().await } }, if staged.len() < STAGED => Input::Report(report),
             order = control.recv(), if !closed && !*ended => Input::Order(order),
             () = async { match at { Some(at) => tokio::time::sleep_until(at).await, None => std::future::pending().await } } => Input::Deadline,
+            () = async { match limit { Some(at) => tokio::time::sleep_until(at).await, None => std::future::pending().await } }, if limit.is_some() => Input::Limit,
             () = async { match silence { Some(at) => tokio::time::sleep_until(at).await, None => std::future::pending().await } }, if silence.is_some() => Input::Silence,
             Ok(()) = stream.changed() => Input::Stream,
         }
@@ -470,8 +482,9 @@ impl Runner {
             Report::Ask(change) => Box::pin(self.ask(&change)).await,
             Report::Aside => self.set_aside(),
             Report::Whole => self.stays_whole(),
-            Report::Began { at, parks } => {
+            Report::Began { at, parks, limits } => {
                 self.parks |= parks;
+                self.limits |= limits;
                 if !self.started {
                     self.since = Some(at);
                 }
@@ -637,6 +650,9 @@ impl Runner {
         self.reached(report.index, report.of, report.note.clone());
         let (reason, computed_until) = (report.reason, report.computed_at);
         let emits = std::mem::take(&mut report.emits);
+        if let Some(computed) = &mut self.computed {
+            computed.add(report.compute_us, Instant::now());
+        }
         let (split, merged) = (report.split, report.merged);
         let Some(mut message) = Message::boundary(report, body) else {
             return Box::pin(self.lost(Loss::Unusable)).await;

@@ -12,6 +12,7 @@ use tracing::Instrument;
 
 use crate::attempts;
 use crate::child_process::Child;
+use crate::computed::Computed;
 use crate::emitted::Next;
 use crate::handover;
 use crate::healing::Older;
@@ -98,6 +99,9 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
     let Some(chain) = tip.link().map(chain::Held::new) else {
         return;
     };
+    let computed = Computed::of(&spec);
+    let has_our_child =
+        !matches!(&program, Program::Package(package) if package.command().is_some());
     let mut runner = Runner {
         shared: shared.clone(),
         spec,
@@ -130,7 +134,8 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
         ended: false,
         settling: None,
         gave_up: false,
-        parks: !matches!(&program, Program::Package(package) if package.command().is_some()),
+        parks: has_our_child,
+        limits: has_our_child,
         program,
         fetches: Fetches::default(),
         grant: None,
@@ -141,6 +146,7 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
         sure: sigma.is_some().then(CancellationToken::new),
         known: Arc::default(),
         silence: None,
+        computed,
         owes: false,
         ticks: None,
         energy,

@@ -17,6 +17,7 @@ mod frames_room;
 mod full_streams;
 mod large_states;
 mod last_messages;
+mod limits;
 mod logs;
 mod missing_states;
 mod outage;

@@ -28,7 +28,7 @@ impl World {
         self.ask(agent, request).await
     }
 
-    async fn parked(&self, agent: &Running, id: ExecutionId, keep: Keep) -> LedgerMessage {
+    pub async fn parked(&self, agent: &Running, id: ExecutionId, keep: Keep) -> LedgerMessage {
         assert_eq!(self.park(agent, id, keep).await, None);
         let message = self
             .wait(id, "it to be parked", |m| m.state.parked().is_some())
@@ -37,7 +37,7 @@ impl World {
         message
     }
 
-    async fn unpark(&self, agent: &Running, execution: ExecutionId) -> Option<String> {
+    pub async fn unpark(&self, agent: &Running, execution: ExecutionId) -> Option<String> {
         let request = ControlRequest::Unpark {
             execution,
             epoch: 1,

@@ -151,6 +151,7 @@ pub fn serve(socket: UnixStream, inputs: Inputs) -> Result<(), FrameError> {
             | Order::Committed { .. }
             | Order::Stretch { .. }
             | Order::Reconfigure { .. }
+            | Order::Limit { .. }
             | Order::Split
             | Order::Reserved(_)
             | Order::Surroundings(_)
@@ -325,6 +326,7 @@ impl Child {
                 &Report::Began {
                     at: since,
                     parks: true,
+                    limits: true,
                 },
                 &[],
             )?;
@@ -420,6 +422,9 @@ impl Child {
                 && let Some(grant) = running.orders.grant.take()
             {
                 kept.instance.configure(&grant)?;
+            }
+            if let Some(left) = running.orders.limit.take() {
+                kept.instance.near_limit(left);
             }
             if running
                 .sent

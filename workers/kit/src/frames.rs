@@ -92,6 +92,12 @@ pub enum Order {
         /// The new grant.
         grant: Grant,
     },
+    /// The time that the execution may compute will soon be over. Only for a program whose `began`
+    /// says `limits`.
+    Limit {
+        /// Milliseconds of computing until then.
+        left_ms: u64,
+    },
     /// The answer to `fetch`. The body is the data.
     Data {
         /// Its digest.
@@ -300,6 +306,9 @@ pub enum Report {
         /// Whether the program supports `park`. Built-in programs always do.
         #[serde(default, skip_serializing_if = "is_default")]
         parks: bool,
+        /// Whether the program knows the order `limit`. Built-in programs always do.
+        #[serde(default, skip_serializing_if = "is_default")]
+        limits: bool,
     },
     /// A boundary to commit.
     Boundary(Box<BoundaryReport>),

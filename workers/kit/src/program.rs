@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use std::time::SystemTime;
 
 use base64::Engine as _;
@@ -204,6 +205,11 @@ pub trait Program: Sized + Send {
     fn configure(&mut self, _grant: &Grant) -> Result<(), ProgramError> {
         Ok(())
     }
+
+    /// Says that the time that the execution may compute (`limit.computed_s`) will soon be over.
+    /// Called once, at a boundary. `left`: the time that it may still compute. The program may say
+    /// so, or emit a message; the state may not depend on it.
+    fn near_limit(&mut self, _left: Duration) {}
 
     /// Copies back the parts of the state that are kept elsewhere between boundaries, as in the
     /// memory of a device. Called before the state is encoded, and before the grant changes.

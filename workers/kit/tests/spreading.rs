@@ -174,7 +174,10 @@ fn a_part_of_another_range_or_product_is_refused() {
     assert_eq!(holder.capsule(&mut cx), Ok(Step::Boundary));
     let error = holder.merge(range(4, 6), None, &mut cx).unwrap_err();
     assert!(
-        error.is_permanent() && error.to_string().contains("1 to 6 are left"),
+        error.is_permanent()
+            && error
+                .to_string()
+                .contains("1 to 6 of this range are not done"),
         "{error}"
     );
     assert_eq!(holder.split(&cx), Ok(Some(range(4, 6))));

@@ -249,6 +249,8 @@ class Engine(Boundaries):
         self._yield_at, self._cause = start.yield_at, "it was asked to yield here"
         self._set_gate()
         self._grant: Message | None = None
+        # Seconds that the run may still compute, if its limit is near and it does not know yet.
+        self._limit_left: float | None = None
         # An order to park that waits for the next boundary, and whether it may go on again.
         self._parks: Message | None = None
         self._goes_on = False
@@ -288,6 +290,10 @@ class Engine(Boundaries):
         self.look()
         if self._sent and at - self._sent[0][1] > self._start.lease:
             self._park()
+        if self._limit_left is not None:
+            # Before the commit, so that what it emits goes along.
+            left, self._limit_left = self._limit_left, None
+            self.near_limit(left)
         due = self._schedule.boundary(self.index, at)
         if due == NO and (self._much or merged or self._asked_to_split):
             due = COMMIT_WHEN_ACKNOWLEDGED
@@ -437,6 +443,8 @@ class Engine(Boundaries):
                 self._schedule.stretch(ms / 1000)
             case {"is": "reconfigure", "grant": dict(grant)}:
                 self._grant = grant
+            case {"is": "limit", "left_ms": int(left)}:
+                self._limit_left = left / 1000
             case {"is": "park"}:
                 if self.yield_cause is None:
                     self._parks, self._goes_on = head, False
@@ -456,7 +464,8 @@ class Engine(Boundaries):
                 self._kept.append((head, body))
             case _:
                 raise FrameError(f"order {head['is']!r} is not known, or lacks a field")
-        if self.wanted() or self._grant is not None or self._asked_to_split:
+        news = self._grant is not None or self._limit_left is not None
+        if self.wanted() or news or self._asked_to_split:
             # The next boundary acts on it at once.
             self._at_time = 0.0
 

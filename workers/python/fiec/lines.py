@@ -89,7 +89,9 @@ class Lines(Boundaries):
         self._talk.say(self.position(head))
         while True:
             match self._talk.hear():
-                case {"is": "go"}:
+                case {"is": "go"} as order:
+                    if isinstance(left := order.get("limit_left_ms"), int):
+                        self.near_limit(left / 1000)
                     return
                 case {"is": "state"}:
                     outputs = self.put_outputs()
@@ -170,6 +172,7 @@ def serve(main: worker.Main, prepare: worker.Prepare | None, path: str) -> int:
     order = talk.hear()
     run = _run(order)
     lines = Lines(talk, order, run._encode, run._reconfigure)
+    lines.near_limit = run._near_limit
     run._engine = lines
 
     def whole(run: Run) -> object:

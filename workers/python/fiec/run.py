@@ -157,6 +157,7 @@ class Run:
         self._named = False
         self._merge: Merge | None = None
         self._callbacks: list[Callable[[Grant], object]] = []
+        self._limit_callbacks: list[Callable[[float], object]] = []
 
     # --- state ---------------------------------------------------------------------------------
 
@@ -444,6 +445,17 @@ class Run:
         self.grant = Grant.parse(head)
         for callback in self._callbacks:
             callback(self.grant)
+
+    def on_limit(self, callback: Callable[[float], T]) -> Callable[[float], T]:
+        """Calls ``callback(seconds)`` once, at a boundary, when the submission's
+        ``limit.computed_s`` is near: so long it may still compute. Also a decorator. Print or
+        :meth:`emit` there; σ must not depend on it."""
+        self._limit_callbacks.append(callback)
+        return callback
+
+    def _near_limit(self, left: float) -> None:
+        for callback in self._limit_callbacks:
+            callback(left)
 
     def inputs(self, path: str | os.PathLike[str] = "") -> Path:
         """The path of an input: relative ones are looked up in the node's folder of inputs."""

@@ -114,10 +114,11 @@ class Server:
         run._resumed = start.boundary is not None
         del body
         engine = Engine(self.link, self.writer, start, self.kept, run._encode, run._reconfigure)
+        engine.near_limit = run._near_limit
         run._engine = engine
         brief, self._brief = self._brief, False
         if not brief or start.boundary is not None:
-            self.writer.report({"is": "began", "at": engine.began_at, "parks": True})
+            self.writer.report({"is": "began", "at": engine.began_at, "parks": True, "limits": True})
         end = attempt(self._main, run, self._local)
         self.result, self.ending = end.result, end.ending
         if end.ending == "completed":

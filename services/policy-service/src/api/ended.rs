@@ -91,6 +91,11 @@ fn would_help(fault: &Fault) -> Option<String> {
         Fault::Limit => "a higher value of the limit in the reason: in the program's manifest, or \
                          more memory (`fiec retry --memory`)"
             .to_owned(),
+        Fault::ComputedLimit => {
+            "`fiec retry`: it may then compute as long again; a higher `limit.computed_s` in new \
+             submissions"
+                .to_owned()
+        }
         Fault::OutOfMemory { limit_bytes, .. } => format!(
             "a node with more memory than {} MiB (`fiec retry --memory`, and `requires.memory_bytes` \
              in new submissions), or fewer slots on the node, which share it",

@@ -21,6 +21,8 @@ pub(super) struct Orders {
     /// A yield that is not due before this boundary.
     pub(super) later: Option<(BoundaryIndex, Option<String>)>,
     pub(super) grant: Option<Grant>,
+    /// The time that it may still compute, if that is little.
+    pub(super) limit: Option<Duration>,
     /// The grant while parked, if it is to change.
     pub(super) aside: Option<Grant>,
     /// Give away the last half of the remaining tiles.
@@ -150,6 +152,9 @@ impl Child {
                 }
             }
             Order::Reconfigure { grant } => running.orders.grant = Some(grant),
+            Order::Limit { left_ms } => {
+                running.orders.limit = Some(Duration::from_millis(left_ms));
+            }
             Order::Split => running.orders.split = running.shares.is_some(),
             // The answer to a capsule that is over.
             Order::Reserved(_) | Order::Surroundings(_) | Order::Asked(_) => {}

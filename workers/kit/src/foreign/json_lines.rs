@@ -49,6 +49,8 @@ pub struct JsonLines {
     shares: Option<Shares>,
     /// A part to merge first, and its σ.
     merge: Option<(TileRange, Option<Vec<u8>>)>,
+    /// The time that it may still compute, until the program hears of it.
+    limit: Option<Duration>,
 }
 
 impl JsonLines {
@@ -71,6 +73,7 @@ impl JsonLines {
             progress: Progress::default(),
             shares: None,
             merge: None,
+            limit: None,
         })
     }
 
@@ -283,7 +286,10 @@ impl JsonLines {
     fn step(&mut self, cx: &mut Capsule) -> Result<Step, ProgramError> {
         self.state = None;
         if self.talk.is_some() {
-            self.tell(&Told::Go)?;
+            let left = self.limit.take();
+            let limit_left_ms =
+                left.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
+            self.tell(&Told::Go { limit_left_ms })?;
         } else {
             self.talk = Some(self.connect(cx)?);
         }
@@ -477,6 +483,10 @@ impl Instance for JsonLines {
     fn configure(&mut self, grant: &Grant) -> Result<(), ProgramError> {
         self.work.grant = grant.clone();
         self.tell(&Told::Reconfigure { grant })
+    }
+
+    fn near_limit(&mut self, left: Duration) {
+        self.limit = Some(left);
     }
 
     fn end_run(&mut self, end: RunEnd<'_>) {

@@ -181,7 +181,11 @@ pub enum Told<'a> {
         merge: Option<Returned<'a>>,
     },
     /// Continue.
-    Go,
+    Go {
+        /// If the limit is near: milliseconds that the execution may still compute.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        limit_left_ms: Option<u64>,
+    },
     /// Give away the last half of the remaining tiles.
     Split,
     /// Send σ.

@@ -9,6 +9,8 @@ mod place;
 pub mod qr;
 pub mod synthetic;
 
+use std::time::Duration;
+
 use fiec_schemas::package::Grant;
 use fiec_schemas::programs::{BUILT_IN, CANARY, CG, GEMM, LU, QR, SYNTHETIC, TileRange};
 use serde_json::Value;
@@ -47,6 +49,8 @@ pub trait Instance: Send {
     /// # Errors
     /// When it cannot continue with this grant.
     fn configure(&mut self, grant: &Grant) -> Result<(), ProgramError>;
+    /// Says that its limit is near. `left`: the time that it may still compute.
+    fn near_limit(&mut self, _left: Duration) {}
     /// States how the range is shared, before the first capsule.
     fn share(&mut self, _shares: Shares) {}
     /// Gives away the last half of its remaining tiles. Returns none if less than two are left, or
@@ -136,6 +140,10 @@ impl<P: Program> Instance for With<P> {
             self.program.read_back(state)?;
         }
         self.program.configure(grant)
+    }
+
+    fn near_limit(&mut self, left: Duration) {
+        self.program.near_limit(left);
     }
 
     fn split(&mut self, _: &Capsule) -> Result<Option<TileRange>, ProgramError> {
