@@ -13,7 +13,8 @@ use crate::ledger::Ledger;
 use crate::objects::{Bucket, Pieces};
 use crate::{Broker, BrokerError};
 
-/// The name of a σ that was stored whole: a verified σ, or a large σ of an earlier version.
+/// The name of a σ that was stored whole: a verified or a restored one, or a large one of an earlier
+/// version.
 fn state_name(execution: ExecutionId, digest: Digest) -> String {
     format!("{execution}.{digest}")
 }
@@ -210,8 +211,8 @@ pub async fn drop_last(
     Ok(())
 }
 
-/// Stores a verified σ whole, beside the ledger. Its execution can then return to it even after the
-/// ledger has dropped it. Storing it twice is harmless.
+/// Stores a verified or a restored σ whole, beside the ledger. Its execution can then return to it
+/// even after the ledger has dropped it. Storing it twice is harmless.
 ///
 /// # Errors
 /// When the broker refuses it.

@@ -87,7 +87,7 @@ async fn a_second_setup_keeps_the_copies_and_takes_none_away_without_a_word() {
         .unwrap_err()
         .to_string();
     assert!(
-        refused.contains("FIEC_CAPSULE_0 has 3 copies, and 1 are asked for"),
+        refused.contains("FIEC_CAPSULE_0 has 3 copies, and 1 were requested"),
         "{refused}"
     );
     assert_eq!(copies(&broker).await, made, "after a refusal");

@@ -39,7 +39,8 @@ pub const PROGRAMS_BUCKET: &str = "FIEC_PROGRAMS";
 pub const CHUNK_STREAM: &str = "FIEC_CHUNK";
 /// Stream of the messages that programs emit.
 pub const OUTBOX_STREAM: &str = "FIEC_OUTBOX";
-/// Object store of the large σ that earlier versions stored whole, by digest.
+/// Object store of σ that is kept whole beside its ledger, because it is verified or restored, by
+/// digest; and of how far executions are verified.
 pub const STATE_BUCKET: &str = "FIEC_STATE";
 /// Object store of inputs and outputs, by digest.
 pub const DATA_BUCKET: &str = "FIEC_DATA";

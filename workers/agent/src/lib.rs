@@ -344,7 +344,7 @@ impl Agent {
         // one.
         remove_consumer(&shared).await;
         done.cancel();
-        // A state that is not dropped in time stays until the bucket's own age limit.
+        // A state that is not dropped in time stays until the recorder collects it.
         let _ = tokio::time::timeout(DROP_WITHIN, shared.drop_superseded(true)).await;
         let _ = telemetry.await;
         claim.release(&broker, "stopped").await;

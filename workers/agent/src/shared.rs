@@ -358,7 +358,7 @@ impl Shared {
         // A program that came back to an earlier σ needs that one again.
         superseded.retain(|(_, id, digest)| *id != now.execution || Some(*digest) != needed);
         if let Some(old) = old {
-            // Over the limit the oldest stays in the broker until the bucket's own age limit.
+            // Over the limit the oldest stays in the broker until the recorder collects it.
             if superseded.len() >= SUPERSEDED_LIMIT {
                 superseded.pop_front();
             }
