@@ -271,7 +271,7 @@ async fn only_so_many_are_parked_and_none_while_memory_presses() {
     world.parked(&a, first, Keep::Host).await;
     let refused = world.park(&a, second, Keep::Host).await.unwrap();
     assert!(
-        refused.contains("1 executions are parked here"),
+        refused.contains("1 executions are parked on this node"),
         "{refused}"
     );
     // With next to nothing offered of it, memory is above its threshold.
