@@ -24,6 +24,9 @@ pub(crate) fn refusal(reason: &str) -> String {
         Some(place) => &reason[..place],
         None => reason,
     };
+    if reason.starts_with("invalid length ") && reason.contains(", expected struct ") {
+        return "must be an object, but is a list".to_owned();
+    }
     let mismatch = ["invalid type: ", "invalid value: "];
     let mismatch = mismatch.iter().find_map(|kind| reason.strip_prefix(kind));
     match mismatch.and_then(|rest| rest.rsplit_once(", expected ")) {

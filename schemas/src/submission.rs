@@ -415,10 +415,18 @@ impl fmt::Display for LineError {
     }
 }
 
+/// The bytes at the beginning of a UTF-8 text that some editors write (Unicode, byte order mark).
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// A text without the byte order mark at its beginning.
+pub fn without_mark(text: &[u8]) -> &[u8] {
+    text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text)
+}
+
 /// The lines of a JSONL body with their numbers from 1. Blank lines are skipped.
 pub fn lines(body: &[u8]) -> impl Iterator<Item = (u32, &[u8])> {
     (1u32..)
-        .zip(body.split(|b| *b == b'\n'))
+        .zip(without_mark(body).split(|b| *b == b'\n'))
         .map(|(n, line)| (n, line.trim_ascii()))
         .filter(|(_, line)| !line.is_empty())
 }

@@ -56,9 +56,12 @@ pub struct Packed {
     pub digest: Digest,
     /// Its size.
     pub bytes: u64,
-    /// Number of files, including the manifest.
-    pub files: usize,
+    /// Its files by name, with their bytes; the manifest is one of them.
+    pub files: Vec<(String, u64)>,
 }
+
+/// Folders that runs on this machine leave behind. They are no part of a program.
+const WORKING: [&str; 2] = [".fiec", "__pycache__"];
 
 struct Item {
     source: Source,
@@ -152,6 +155,9 @@ fn collect(
         let Some(name) = name else {
             return Err(BadPackage::new(&path, "its name is no UTF-8"));
         };
+        if WORKING.contains(&name) {
+            continue;
+        }
         let name = format!("{prefix}{name}");
         let found = std::fs::symlink_metadata(&path).map_err(BadPackage::because(&path))?;
         if found.is_dir() {
@@ -234,7 +240,10 @@ fn pack(
         artifact,
         digest,
         bytes,
-        files: items.len(),
+        files: items
+            .into_iter()
+            .map(|(name, item)| (name, item.bytes))
+            .collect(),
     })
 }
 
@@ -339,7 +348,9 @@ mod tests {
             pack_folder(a.path()).unwrap(),
             pack_folder(b.path()).unwrap(),
         );
-        assert_eq!((a.digest, a.bytes, a.files), (b.digest, b.bytes, 2));
+        assert_eq!((a.digest, a.bytes), (b.digest, b.bytes));
+        let names: Vec<_> = b.files.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["bin/run.sh", "fiec.json"]);
         // These bytes are registered, so this digest must never change.
         assert_eq!(a.bytes % 512, 0);
     }

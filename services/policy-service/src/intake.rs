@@ -605,7 +605,11 @@ impl Cursor {
         }
         let rest = &self.body[self.at..];
         let end = rest.iter().position(|b| *b == b'\n').unwrap_or(rest.len());
-        let line = self.body.slice_ref(rest[..end].trim_ascii());
+        let line = match self.at {
+            0 => submission::without_mark(&rest[..end]),
+            _ => &rest[..end],
+        };
+        let line = self.body.slice_ref(line.trim_ascii());
         self.at += end + 1;
         self.number += 1;
         Some((self.number, line))

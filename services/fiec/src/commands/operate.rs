@@ -272,6 +272,9 @@ fn print_state(state: &ExecutionState, reply: &ApiReply, ended: Option<String>) 
         ("execution", state.execution.to_string()),
         ("phase", state.phase.as_str().to_owned()),
     ];
+    if let Some(id) = &state.client_id {
+        rows.insert(0, ("id", id.to_string()));
+    }
     if let Some(b) = state.phase.binding() {
         rows.push((
             "node",
@@ -283,6 +286,22 @@ fn print_state(state: &ExecutionState, reply: &ApiReply, ended: Option<String>) 
     }
     if let Some(spec) = &state.spec {
         rows.push(("program", spec.program.clone()));
+        rows.push(("params", shorten(&spec.params.to_string())));
+        if let Some(limit) = spec.limit {
+            let (us, all) = (
+                state.totals.compute_us - state.limited_from_us,
+                limit.computed_s,
+            );
+            rows.push((
+                "computed",
+                format!("{:.1} s of {all} s (limit)", us as f64 / 1e6),
+            ));
+        }
+    }
+    if let Some(batch) = &state.batch {
+        let name = state.spec.as_ref().and_then(|spec| spec.batch.as_ref());
+        let name = name.map_or_else(|| batch.id.to_string(), ToString::to_string);
+        rows.push(("batch", name));
     }
     if let Some(holder) = state.part_of() {
         rows.push(("part of", holder.to_string()));
@@ -291,6 +310,9 @@ fn print_state(state: &ExecutionState, reply: &ApiReply, ended: Option<String>) 
         rows.push(("changed to", change.in_words()));
     }
     rows.push(("submitted", state.submitted_at.to_string()));
+    if state.phase.is_terminal() {
+        rows.push(("ended at", state.at.to_string()));
+    }
     if let Some(place) = &state.boundary {
         rows.push((
             "committed",
@@ -335,6 +357,17 @@ fn print_state(state: &ExecutionState, reply: &ApiReply, ended: Option<String>) 
     rows.extend(ended.map(|words| ("ended", words)));
     for (name, value) in rows {
         println!("{name:<10} {value}");
+    }
+}
+
+/// Most characters of parameters that are shown.
+const PARAMS: usize = 300;
+
+/// The beginning of a text that may be long.
+fn shorten(text: &str) -> String {
+    match text.char_indices().nth(PARAMS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
     }
 }
 

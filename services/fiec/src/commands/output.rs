@@ -373,7 +373,7 @@ fn list(known: &Known, of: Option<&str>, json: bool) -> anyhow::Result<()> {
         println!("{of}");
     }
     if known.outputs.is_empty() {
-        eprintln!("it has made no outputs so far");
+        eprintln!("the execution has no outputs yet");
         return Ok(());
     }
     let rows = known.outputs.values().map(|Listed { output, boundary }| {
@@ -405,7 +405,7 @@ async fn get(
         } else {
             names.join(", ")
         };
-        eprintln!("there is no output {name:?}; there are: {there}");
+        eprintln!("the execution has no output {name:?}; its outputs: {there}");
         return Ok(Outcome::Failed);
     };
     if into.is_some_and(|into| into.as_os_str() == "-") {
@@ -426,7 +426,7 @@ async fn get(
                    "boundary": boundary, "file": into})
         );
     } else {
-        println!("{}", into.display());
+        println!("wrote {} ({})", into.display(), ui::bytes(bytes));
     }
     Ok(Outcome::Done)
 }

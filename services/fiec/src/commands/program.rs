@@ -127,6 +127,9 @@ fn is_reserved(program: &ProgramName) -> bool {
         .any(|built_in| built_in.split_once('@').map(|(name, _)| name) == Some(program.name()))
 }
 
+/// Most files of a package that are listed.
+const LISTED: usize = 20;
+
 async fn push(args: PushArgs, global: &Global) -> anyhow::Result<Outcome> {
     let program = args.program.clone();
     if is_reserved(&program) {
@@ -168,11 +171,12 @@ async fn push(args: PushArgs, global: &Global) -> anyhow::Result<Outcome> {
         Registered::Same(_) => true,
         Registered::Taken(there) => return Ok(taken(&there, &packed)),
     };
+    let names: Vec<&str> = packed.files.iter().map(|(name, _)| name.as_str()).collect();
     if global.json {
         println!(
             "{}",
             json!({"program": record.program, "artifact": digest, "bytes": bytes,
-                   "files": packed.files, "existing": existing})
+                   "files": packed.files.len(), "names": names, "existing": existing})
         );
     } else {
         let word = if existing {
@@ -182,10 +186,16 @@ async fn push(args: PushArgs, global: &Global) -> anyhow::Result<Outcome> {
         };
         println!(
             "{program} {word}: {} files, {}, {}",
-            packed.files,
+            packed.files.len(),
             ui::bytes(bytes),
             digest.short()
         );
+        for (name, bytes) in packed.files.iter().take(LISTED) {
+            println!("  {name}  {}", ui::bytes(*bytes));
+        }
+        if packed.files.len() > LISTED {
+            println!("  … {} more", packed.files.len() - LISTED);
+        }
     }
     Ok(Outcome::Done)
 }

@@ -2,8 +2,9 @@
 
 mod feed;
 mod shown;
+mod tail;
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::{IsTerminal as _, Write};
 
 use clap::Args;
 use fiec_broker::Broker;
@@ -15,6 +16,7 @@ use crate::context::{Global, TenantArg};
 use crate::exit::Outcome;
 use feed::Feed;
 use shown::Shown;
+use tail::Tail;
 
 /// Options of `fiec logs`.
 #[derive(Debug, Args)]
@@ -29,6 +31,9 @@ pub struct LogsArgs {
     /// Write the bytes exactly as the program has written them, and what is missing to stderr
     #[arg(long)]
     pub raw: bool,
+    /// Only the last N lines, and with -f the later ones
+    #[arg(long, short = 'n', value_name = "N")]
+    pub tail: Option<usize>,
 }
 
 /// Prints the stored lines, and with `-f` the new ones.
@@ -58,18 +63,26 @@ pub async fn run(args: LogsArgs, global: &Global) -> anyhow::Result<Outcome> {
     let subject = subjects::log(tenant, state.execution);
     let mut feed = Feed::new(&broker, subject, args.follow);
     let mut shown = Shown::default();
+    let mut out = Tail::new(std::io::stdout(), args.tail);
+    let mut stored = match args.tail {
+        Some(_) => Some(feed.last().await?),
+        None => None,
+    };
     // Everything up to this sequence is shown, then the command ends.
     let mut end = match args.follow && !state.phase.is_terminal() {
         true => None,
         false => Some(feed.last().await?),
     };
     while end.is_none_or(|end| feed.next <= end) {
+        if stored.take_if(|stored| feed.next > *stored).is_some() {
+            out.release()?;
+        }
         let message = tokio::select! {
             message = feed.message() => message?,
             _ = tokio::signal::ctrl_c() => break,
         };
         if let Some(message) = message {
-            show(&mut shown, &message.payload, &args, global.json)?;
+            show(&mut shown, &message.payload, &args, &mut out, global.json)?;
         } else if end.is_some() || has_ended(&broker, &args).await {
             // Read after the end is known: the last words are stored before it. Or the stream has
             // dropped what was last before.
@@ -83,8 +96,8 @@ pub async fn run(args: LogsArgs, global: &Global) -> anyhow::Result<Outcome> {
             };
         }
     }
-    print!("{}", shown.finish());
-    std::io::stdout().flush()?;
+    write!(out, "{}", shown.finish())?;
+    out.release()?;
     Ok(Outcome::Done)
 }
 
@@ -100,15 +113,20 @@ async fn has_ended(broker: &Broker, args: &LogsArgs) -> bool {
     }
 }
 
-fn show(shown: &mut Shown, payload: &[u8], args: &LogsArgs, json: bool) -> anyhow::Result<()> {
+fn show(
+    shown: &mut Shown,
+    payload: &[u8],
+    args: &LogsArgs,
+    out: &mut impl Write,
+    json: bool,
+) -> anyhow::Result<()> {
     if json {
-        println!("{}", String::from_utf8_lossy(payload));
+        writeln!(out, "{}", String::from_utf8_lossy(payload))?;
         return Ok(());
     }
     let Some(text) = shown.take(payload) else {
         return Ok(());
     };
-    let mut out = std::io::stdout();
     match text {
         Err(error) => tracing::warn!(%error, "a log line is not of the expected form"),
         Ok(text) if args.raw => {
@@ -117,7 +135,7 @@ fn show(shown: &mut Shown, payload: &[u8], args: &LogsArgs, json: bool) -> anyho
             }
             out.write_all(&text.bytes)?;
         }
-        Ok(text) => print!("{}", shown.human(&text)),
+        Ok(text) => write!(out, "{}", shown.human(&text))?,
     }
     out.flush()?;
     Ok(())

@@ -9,11 +9,11 @@ use anyhow::Context as _;
 use bytes::Bytes;
 use clap::Args;
 use fiec_broker::Broker;
-use fiec_schemas::submission::lines;
+use fiec_schemas::submission::{lines, without_mark};
 use fiec_schemas::{ClientId, ExecutionId, LineError, PhaseKind};
 use serde_json::{Value, json};
 
-use super::wait::Waiting;
+use super::wait::{Waiting, outcome_of};
 use crate::client;
 use crate::context::{Global, TenantArg};
 use crate::exit::Outcome;
@@ -107,7 +107,13 @@ impl Taken {
                     "  (line {line}: was there before and is {phase}: `fiec retry {}` starts it again)",
                     self.client_id.as_ref().map_or_else(|| self.id.to_string(), ToString::to_string)
                 ),
-                None => format!("  (line {line}: the same submission was there before)"),
+                None => match self.phase {
+                    Some(phase) if outcome_of(phase).is_some() => format!(
+                        "  (line {line}: was there before and is {phase}; another id runs it again)"
+                    ),
+                    Some(phase) => format!("  (line {line}: was there before and is {phase})"),
+                    None => format!("  (line {line}: the same submission was there before)"),
+                },
             });
         }
         words
@@ -199,6 +205,7 @@ fn read(file: &Path) -> anyhow::Result<Vec<u8>> {
 
 /// Splits the text into lines. A file with one object over several lines is one submission.
 fn as_lines(text: &[u8]) -> Vec<Numbered> {
+    let text = without_mark(text);
     let single: Result<serde_json::Map<String, serde_json::Value>, _> =
         serde_json::from_slice(text);
     if let Ok(object) = single
