@@ -1,11 +1,11 @@
 //! Rows of PostgreSQL as tables for people and JSON for scripts.
 
 use anyhow::Context as _;
-use fiec_schemas::{ExecutionId, PhaseKind};
+use fiec_schemas::{ExecutionId, PhaseKind, Timestamp};
 use serde_json::{Map, Value};
 use sqlx::{Column as _, PgPool, Row as _, ValueRef as _};
 
-use crate::ui;
+use crate::table::{Column, Layout, Table, numbers, short_time};
 
 /// Result of a query. Every value is text, as PostgreSQL writes it.
 #[derive(Debug, Clone, Default)]
@@ -88,23 +88,40 @@ impl Rows {
         self.rows.get(row)?.get(index)?.as_deref()
     }
 
-    /// A table without the columns that are empty in every row.
-    pub fn table(&self) -> comfy_table::Table {
-        let kept: Vec<usize> = (0..self.columns.len())
-            .filter(|i| {
-                self.rows
-                    .iter()
-                    .any(|r| r.get(*i).is_some_and(Option::is_some))
+    /// A table without the columns that are empty in every row. `columns`: how they are shown; a
+    /// column that is not among them is never left out. `now`: for short times.
+    pub fn to_table(&self, columns: &[Column], layout: Layout, now: Timestamp) -> Table {
+        let now = now.to_string();
+        let shown = |text: &str| match layout {
+            Layout::Full => numbers(text).into_owned(),
+            Layout::Within(_) => short_time(&numbers(text), &now).into_owned(),
+        };
+        let is_empty = |index: usize| {
+            let mut cells = self.rows.iter().map(|row| row.get(index));
+            cells.all(|cell| cell.is_none_or(Option::is_none))
+        };
+        let kept: Vec<_> = (0..self.columns.len()).filter(|i| !is_empty(*i)).collect();
+        let column = |index: &usize| {
+            let name = &self.columns[*index];
+            let known = columns.iter().find(|column| column.head == *name);
+            known.cloned().unwrap_or_else(|| Column {
+                head: name.clone().into(),
+                ..Column::left("", 0)
             })
-            .collect();
-        let cell =
-            |row: &Vec<Option<String>>, i: usize| row.get(i).cloned().flatten().unwrap_or_default();
-        ui::table(
-            kept.iter().filter_map(|i| self.columns.get(*i).cloned()),
-            self.rows
-                .iter()
-                .map(|row| kept.iter().map(|i| cell(row, *i)).collect::<Vec<_>>()),
-        )
+        };
+        let cell = |row: &Vec<Option<String>>, index: usize| {
+            let cell = row.get(index).and_then(Option::as_deref);
+            shown(cell.unwrap_or_default())
+        };
+        let rows = self.rows.iter();
+        let rows = rows.map(|row| kept.iter().map(|i| cell(row, *i)).collect());
+        Table::new(&kept.iter().map(column).collect::<Vec<_>>(), rows)
+    }
+
+    /// A table with all columns, as wide as the terminal.
+    pub fn table(&self) -> String {
+        let layout = Layout::of_stdout();
+        self.to_table(&[], layout, Timestamp::now()).render(layout)
     }
 
     /// The rows as JSON objects.
@@ -123,14 +140,5 @@ impl Rows {
             .objects()
             .map(|row| format!("{}\n", Value::Object(row)));
         lines.collect()
-    }
-
-    /// Prints JSON lines or a table.
-    pub fn print(&self, json: bool) {
-        if json {
-            print!("{}", self.json_lines());
-        } else {
-            println!("{}", self.table());
-        }
     }
 }
