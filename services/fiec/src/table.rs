@@ -130,38 +130,32 @@ impl Table {
 
     /// Prints it as text without a last line feed.
     pub fn render(&self, layout: Layout) -> String {
-        let cells: Vec<Vec<String>> = self
-            .columns
-            .iter()
-            .enumerate()
-            .map(cells(&self.rows))
-            .collect();
-        let full: Vec<usize> = cells
-            .iter()
-            .map(|c| widest(c.iter().map(|c| &**c)))
+        let lines = self.cells();
+        let full: Vec<usize> = (0..self.columns.len())
+            .map(|column| widest(lines.iter().map(|cells| &*cells[column])))
             .collect();
         let (kept, widths) = match layout {
             Layout::Full => ((0..full.len()).collect(), full),
-            Layout::Within(width) => self.fit(width, &cells, &full),
+            Layout::Within(width) => self.fit(width, &lines, &full),
         };
-        let mut lines = Vec::new();
-        for row in 0..=self.rows.len() {
+        let mut text = Vec::new();
+        for cells in &lines {
             let parts: Vec<_> = kept
                 .iter()
-                .map(|&c| wrapped(&cells[c][row], widths[c], widths[c]))
+                .map(|&column| wrapped(&cells[column], widths[column], widths[column]))
                 .collect();
-            for line in 0..parts.iter().map(Vec::len).max().unwrap_or(0) {
-                let mut text = String::new();
+            for nth in 0..parts.iter().map(Vec::len).max().unwrap_or(0) {
+                let mut line = String::new();
                 for (part, &column) in parts.iter().zip(&kept) {
-                    let cell = part.get(line).map_or("", |cell| cell);
+                    let cell = part.get(nth).map_or("", |cell| cell);
                     let blanks = " ".repeat(widths[column].saturating_sub(cell.width()));
                     match self.columns[column].align {
-                        Align::Left => text.extend([cell, &blanks]),
-                        Align::Right => text.extend([&blanks, cell]),
+                        Align::Left => line.extend([cell, &blanks]),
+                        Align::Right => line.extend([&blanks, cell]),
                     }
-                    text.push_str(&" ".repeat(GAP));
+                    line.push_str(&" ".repeat(GAP));
                 }
-                lines.push(text.trim_end().to_owned());
+                text.push(line.trim_end().to_owned());
             }
         }
         let left_out: Vec<_> = (0..self.columns.len())
@@ -170,16 +164,28 @@ impl Table {
             .collect();
         if !left_out.is_empty() {
             let words = format!("left out: {} (--wide shows all)", left_out.join(", "));
-            lines.push(layout.wrap(&words, GAP));
+            text.push(layout.wrap(&words, GAP));
         }
-        lines.join("\n")
+        text.join("\n")
+    }
+
+    /// The head, and the cells of each row, as a terminal shows them.
+    fn cells(&self) -> Vec<Vec<String>> {
+        let shown = |cell: &str| safe(cell).replace(['\n', '\t'], " ");
+        let head = self.columns.iter().map(|column| shown(&column.head));
+        let mut lines = vec![head.collect::<Vec<_>>()];
+        lines.extend(self.rows.iter().map(|row| {
+            let mut cells: Vec<_> = row.iter().map(|cell| shown(cell)).collect();
+            cells.resize(self.columns.len(), String::new());
+            cells
+        }));
+        lines
     }
 
     /// The columns that fit, and the width of each column.
-    fn fit(&self, width: usize, cells: &[Vec<String>], full: &[usize]) -> (Vec<usize>, Vec<usize>) {
-        let least: Vec<usize> = cells
-            .iter()
-            .map(|cells| widest(cells.iter().flat_map(|cell| words(cell))))
+    fn fit(&self, width: usize, lines: &[Vec<String>], full: &[usize]) -> (Vec<usize>, Vec<usize>) {
+        let least: Vec<usize> = (0..full.len())
+            .map(|column| widest(lines.iter().flat_map(|cells| words(&cells[column]))))
             .collect();
         let wanted = |column: usize| least[column].max(full[column].min(LEAST_TEXT)) + GAP;
         let mut by_priority: Vec<usize> = (0..full.len()).collect();
@@ -204,19 +210,6 @@ impl Table {
             }
         }
         (kept, widths)
-    }
-}
-
-/// The head and the cells of a column, as a terminal shows them.
-fn cells(rows: &[Vec<String>]) -> impl Fn((usize, &Column)) -> Vec<String> {
-    move |(index, column)| {
-        let cells = rows
-            .iter()
-            .map(|row| row.get(index).map_or("", |cell| cell));
-        std::iter::once(&*column.head)
-            .chain(cells)
-            .map(|cell| safe(cell).replace(['\n', '\t'], " "))
-            .collect()
     }
 }
 
@@ -351,5 +344,4 @@ pub fn shortened(text: &str, width: usize) -> String {
 }
 
 #[cfg(test)]
-#[path = "table_tests.rs"]
 pub mod tests;

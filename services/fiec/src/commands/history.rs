@@ -16,7 +16,7 @@ use crate::client::Unreachable;
 use crate::context::{Global, TenantArg};
 use crate::exit::Outcome;
 use crate::sql;
-use crate::table::{Column, Layout, WideArg};
+use crate::table::{Layout, WideArg};
 
 /// Time limit of PostgreSQL for the whole command.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -114,7 +114,7 @@ async fn list(
         ),
     )
     .await?;
-    print(&rows, &history_table::LIST, layout, global.json);
+    rows.print(&history_table::LIST, layout, global.json);
     let of = format!("executions WHERE tenant = '{tenant}'");
     if let Some(words) = sql::left_out(pool, &rows, LISTED, &of).await? {
         eprintln!("{words}; `fiec ls --all` lists more");
@@ -271,7 +271,7 @@ async fn show(
         if !json {
             println!("\n{} (all columns: SELECT * FROM {view})", section.title);
         }
-        print(&rows, section.columns, layout, json);
+        rows.print(section.columns, layout, json);
     }
     let missing = missing.in_words();
     if !json && !missing.is_empty() {
@@ -279,19 +279,6 @@ async fn show(
         missing.iter().for_each(|words| println!("{words}"));
     }
     Ok(Outcome::Done)
-}
-
-/// Prints JSON lines or a table.
-fn print(rows: &sql::Rows, columns: &[Column], layout: Layout, json: bool) {
-    if json {
-        print!("{}", rows.json_lines());
-    } else {
-        println!(
-            "{}",
-            rows.to_table(columns, layout, Timestamp::now())
-                .render(layout)
-        );
-    }
 }
 
 /// Writes the page. Prints its gaps to stderr.

@@ -8,6 +8,8 @@ use crate::table::{Column, Layout, numbers, short_time};
 
 /// Width of the names of facts, with a blank.
 const NAMES: usize = 23;
+/// Facts that may look like numbers but are none.
+const NAMES_AND_WORDS: [&str; 4] = ["client_id", "progress", "failure", "stderr_tail"];
 /// Lines of a fact in a terminal.
 const FACT_LINES: usize = 8;
 
@@ -141,7 +143,10 @@ pub fn facts(summary: &Rows, layout: Layout, now: Timestamp) -> String {
         if ended && ["boundary", "boundaries_in_all"].contains(&&**column) {
             continue;
         }
-        let value = numbers(value);
+        let value = match NAMES_AND_WORDS.contains(&&**column) {
+            true => value.into(),
+            false => numbers(value),
+        };
         let Layout::Within(width) = layout else {
             lines.push(format!("{column:<22} {value}"));
             continue;

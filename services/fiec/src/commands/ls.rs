@@ -2,7 +2,7 @@
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use fiec_schemas::{NodeId, PhaseKind, Tenant, Timestamp};
+use fiec_schemas::{NodeId, PhaseKind, Tenant};
 
 use crate::context::{Global, parse_tenant};
 use crate::exit::Outcome;
@@ -135,14 +135,8 @@ pub async fn run(args: LsArgs, global: &Global) -> anyhow::Result<Outcome> {
             false => " (--all lists ended ones as well)",
         };
         eprintln!("no execution is so{hint}");
-    } else if global.json {
-        print!("{}", rows.json_lines());
     } else {
-        println!(
-            "{}",
-            rows.to_table(&COLUMNS, layout, Timestamp::now())
-                .render(layout)
-        );
+        rows.print(&COLUMNS, layout, global.json);
     }
     let of = format!("executions AS x WHERE {}", args.conditions());
     if let Some(words) = sql::left_out(&pool, &rows, args.limit, &of).await? {

@@ -49,17 +49,16 @@ const COLUMNS: [Column; 6] = [
 /// If PostgreSQL cannot be reached.
 pub async fn run(args: RejectionsArgs, global: &Global) -> anyhow::Result<Outcome> {
     let pool = global.database().await?;
-    let tenant = args.tenant.as_deref();
-    let tenant = tenant.map_or_else(
-        || "true".to_owned(),
-        |tenant| format!("tenant = {}", literal(tenant)),
-    );
+    let of_tenant = match &args.tenant {
+        Some(tenant) => format!("tenant = {}", literal(tenant)),
+        None => "true".to_owned(),
+    };
     let layout = args.wide.layout();
     let is_follower = format!("starts_with(reason, {})", literal(NOTHING_TAKEN));
     let (columns, of) = match layout {
-        _ if global.json => ("*", tenant.clone()),
-        Layout::Full => (FULL, tenant.clone()),
-        Layout::Within(_) => (SHORT, format!("{tenant} AND NOT {is_follower}")),
+        _ if global.json => ("*", of_tenant.clone()),
+        Layout::Full => (FULL, of_tenant.clone()),
+        Layout::Within(_) => (SHORT, format!("{of_tenant} AND NOT {is_follower}")),
     };
     let query = format!(
         "SELECT {columns} FROM rejections AS r WHERE {of} ORDER BY r.at DESC, r.seq DESC LIMIT {}",
@@ -74,8 +73,9 @@ pub async fn run(args: RejectionsArgs, global: &Global) -> anyhow::Result<Outcom
         println!("{}", rendered(&rows, layout, Timestamp::now()));
     }
     if !global.json && !layout.is_full() {
-        let count =
-            format!("SELECT count(*) AS number FROM rejections WHERE {tenant} AND {is_follower}");
+        let count = format!(
+            "SELECT count(*) AS number FROM rejections WHERE {of_tenant} AND {is_follower}"
+        );
         let counted = sql::query(&pool, count).await?;
         if let Some(words) = followers_in_words(counted.get(0, "number")) {
             println!("{}", layout.wrap(&words, 2));
@@ -91,14 +91,10 @@ pub async fn run(args: RejectionsArgs, global: &Global) -> anyhow::Result<Outcom
 /// The table for people.
 fn rendered(rows: &Rows, layout: Layout, now: Timestamp) -> String {
     let mut rows = rows.clone();
-    let begins = rows.columns.iter().position(|column| column == "begins");
-    let cells = begins.map(|column| {
-        rows.rows
-            .iter_mut()
-            .filter_map(move |row| row.get_mut(column))
-    });
-    for cell in cells.into_iter().flatten().flatten() {
-        *cell = shortened(cell, if layout.is_full() { 60 } else { 20 });
+    let most = if layout.is_full() { 60 } else { 20 };
+    // The last column is the beginning of the line.
+    for begin in rows.rows.iter_mut().filter_map(|row| row.last_mut()) {
+        *begin = begin.as_deref().map(|begin| shortened(begin, most));
     }
     rows.to_table(&COLUMNS, layout, now).render(layout)
 }
