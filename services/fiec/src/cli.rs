@@ -10,7 +10,7 @@ use tracing_subscriber::EnvFilter;
 use crate::commands::{
     adjust, batch, check, data, device, doctor, health, history, logs, ls, node, nodes, operate,
     output, program, quota, reconfigure, rejections, repair, result, retry, run_local, serve,
-    submit, wait, watch,
+    submit, wait, watch, why,
 };
 use crate::context::Global;
 use crate::exit::{HELP, Outcome};
@@ -68,7 +68,7 @@ pub enum Command {
     Quota(quota::QuotaArgs),
     Rejections(rejections::RejectionsArgs),
     /// Explain why an execution runs where it runs, or waits
-    Why(operate::ExecutionArgs),
+    Why(why::WhyArgs),
     /// Show the history of an execution from PostgreSQL, or of the last 20
     History(history::HistoryArgs),
     /// Write an execution's report: one self-contained HTML page
@@ -230,7 +230,7 @@ async fn run(command: Command, global: &Global) -> anyhow::Result<Outcome> {
         Command::Pause(args) => operate::run(ExecutionVerb::Pause, &args, None, global).await,
         Command::Resume(args) => operate::run(ExecutionVerb::Resume, &args, None, global).await,
         Command::Retry(args) => retry::run(args, global).await,
-        Command::Why(args) => operate::run(ExecutionVerb::Why, &args, None, global).await,
+        Command::Why(args) => why::run(&args, global).await,
         Command::Batch(args) => batch::run(args, global).await,
         Command::Quota(args) => quota::run(args, global).await,
         Command::Reconfigure(args) => reconfigure::run(args, global).await,

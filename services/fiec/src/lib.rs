@@ -34,6 +34,7 @@ pub mod local;
 pub mod node_keys;
 pub mod package;
 pub mod sql;
+pub mod table;
 pub mod terminal;
 pub mod transfer;
 pub mod ui;

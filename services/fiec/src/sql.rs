@@ -1,11 +1,11 @@
 //! Rows of PostgreSQL as tables for people and JSON for scripts.
 
 use anyhow::Context as _;
-use fiec_schemas::{ExecutionId, PhaseKind};
+use fiec_schemas::{ExecutionId, PhaseKind, Timestamp};
 use serde_json::{Map, Value};
 use sqlx::{Column as _, PgPool, Row as _, ValueRef as _};
 
-use crate::ui;
+use crate::table::{Align, Column, Layout, Table, numbers, short_time};
 
 /// Result of a query. Every value is text, as PostgreSQL writes it.
 #[derive(Debug, Clone, Default)]
@@ -88,23 +88,45 @@ impl Rows {
         self.rows.get(row)?.get(index)?.as_deref()
     }
 
-    /// A table without the columns that are empty in every row.
-    pub fn table(&self) -> comfy_table::Table {
-        let kept: Vec<usize> = (0..self.columns.len())
-            .filter(|i| {
-                self.rows
-                    .iter()
-                    .any(|r| r.get(*i).is_some_and(Option::is_some))
+    /// A table without the columns that are empty in every row. `columns`: how they are shown; a
+    /// column that is not among them is never left out. `now`: for short times.
+    pub fn to_table(&self, columns: &[Column], layout: Layout, now: Timestamp) -> Table {
+        let now = now.to_string();
+        let is_empty = |index: usize| {
+            let mut cells = self.rows.iter().map(|row| row.get(index));
+            cells.all(|cell| cell.is_none_or(Option::is_none))
+        };
+        let kept: Vec<_> = (0..self.columns.len()).filter(|i| !is_empty(*i)).collect();
+        let column = |index: &usize| {
+            let name = &self.columns[*index];
+            let known = columns.iter().find(|column| column.head == *name);
+            known.cloned().unwrap_or_else(|| Column {
+                head: name.clone().into(),
+                ..Column::left("", 0)
             })
-            .collect();
-        let cell =
-            |row: &Vec<Option<String>>, i: usize| row.get(i).cloned().flatten().unwrap_or_default();
-        ui::table(
-            kept.iter().filter_map(|i| self.columns.get(*i).cloned()),
-            self.rows
-                .iter()
-                .map(|row| kept.iter().map(|i| cell(row, *i)).collect::<Vec<_>>()),
-        )
+        };
+        let columns: Vec<_> = kept.iter().map(column).collect();
+        let cell = |row: &Vec<Option<String>>, (index, column): (&usize, &Column)| {
+            let text = row.get(*index).and_then(Option::as_deref).unwrap_or("");
+            // An id may look like a number.
+            let text = match column.align == Align::Right || text.starts_with(['{', '[']) {
+                true => numbers(text),
+                false => text.into(),
+            };
+            match layout {
+                Layout::Full => text.into_owned(),
+                Layout::Within(_) => short_time(&text, &now).into_owned(),
+            }
+        };
+        let rows = self.rows.iter();
+        let rows = rows.map(|row| kept.iter().zip(&columns).map(|at| cell(row, at)).collect());
+        Table::new(&columns, rows)
+    }
+
+    /// A table with all columns, as wide as the terminal.
+    pub fn table(&self) -> String {
+        let layout = Layout::of_stdout();
+        self.to_table(&[], layout, Timestamp::now()).render(layout)
     }
 
     /// The rows as JSON objects.
@@ -125,12 +147,40 @@ impl Rows {
         lines.collect()
     }
 
-    /// Prints JSON lines or a table.
-    pub fn print(&self, json: bool) {
+    /// Prints JSON lines, or a table of these columns.
+    pub fn print(&self, columns: &[Column], layout: Layout, json: bool) {
         if json {
             print!("{}", self.json_lines());
         } else {
-            println!("{}", self.table());
+            let table = self.to_table(columns, layout, Timestamp::now());
+            println!("{}", table.render(layout));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_times_are_short_and_ids_stay_as_they_are() {
+        let columns = ["id", "at", "gap_ms", "result", "empty"].map(str::to_owned);
+        let result = r#"{"residual": 0.000000000010147807052232935}"#;
+        let row =
+            ["1.10", "2026-11-27 12:03:41", "1.500", result].map(|cell| Some(cell.to_owned()));
+        let rows = Rows {
+            columns: columns.into(),
+            rows: vec![row.into_iter().chain([None]).collect()],
+        };
+        let known = [Column::right("gap_ms", 1)];
+        let text = |layout| {
+            let now = "2026-11-28T13:00:00Z".parse().unwrap();
+            rows.to_table(&known, layout, now).render(layout)
+        };
+        let expected = "\
+id    at            gap_ms  result
+1.10  Nov 27 12:03     1.5  {\"residual\": 1.0147807052232935e-11}";
+        assert_eq!(text(Layout::Within(80)), expected);
+        assert!(text(Layout::Full).contains("2026-11-27 12:03:41"));
     }
 }

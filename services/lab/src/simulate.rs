@@ -183,7 +183,7 @@ pub fn with_bar(scenario: &Scenario, quiet: bool) -> Result<Played, fiec_schemas
 type Row<'a> = (&'a str, &'a dyn Fn(&Summary) -> String);
 
 /// Summaries side by side, for people.
-pub fn table(all: &[(&str, &Summary)]) -> comfy_table::Table {
+pub fn table(all: &[(&str, &Summary)]) -> String {
     let ms = |ms: f64| ui::micros((ms * 1e3) as i64);
     let rows: [Row<'_>; 26] = [
         ("executions", &|s| {

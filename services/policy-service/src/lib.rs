@@ -49,3 +49,4 @@ pub use error::ServiceError;
 pub use intake::STAMP_HEADER;
 pub use options::{Options, WAITING};
 pub use service::PolicyService;
+pub use vetting::NOTHING_TAKEN;

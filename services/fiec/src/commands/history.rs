@@ -7,14 +7,16 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use fiec_broker::{Broker, feed};
 use fiec_recorder::missing::{self, Compared, LedgerEnd, Missing};
-use fiec_schemas::{ClientId, ExecutionId, Tenant, subjects};
+use fiec_schemas::{ClientId, ExecutionId, Tenant, Timestamp, subjects};
 use serde_json::{Value, json};
 use sqlx::PgPool;
 
+use super::history_table;
 use crate::client::Unreachable;
 use crate::context::{Global, TenantArg};
 use crate::exit::Outcome;
 use crate::sql;
+use crate::table::{Layout, WideArg};
 
 /// Time limit of PostgreSQL for the whole command.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -30,6 +32,8 @@ pub struct HistoryArgs {
     pub id: Option<String>,
     #[command(flatten)]
     pub tenant: TenantArg,
+    #[command(flatten)]
+    pub wide: WideArg,
 }
 
 /// Options of `fiec report`.
@@ -62,13 +66,14 @@ pub fn resolve(tenant: &Tenant, id: &str) -> anyhow::Result<ExecutionId> {
 /// If PostgreSQL cannot be reached or does not answer in time.
 pub async fn run(args: HistoryArgs, global: &Global) -> anyhow::Result<Outcome> {
     let pool = global.database().await?;
+    let layout = args.wide.layout();
     within(async {
         match &args.id {
             Some(id) => {
                 let execution = resolve(&args.tenant.tenant, id)?;
-                show(&pool, &args.tenant.tenant, execution, global).await
+                show(&pool, &args.tenant.tenant, execution, layout, global).await
             }
-            None => list(&pool, &args.tenant.tenant, global).await,
+            None => list(&pool, &args.tenant.tenant, layout, global).await,
         }
     })
     .await
@@ -89,18 +94,16 @@ async fn within<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Res
 const LISTED: u32 = 20;
 
 /// The last executions.
-async fn list(pool: &PgPool, tenant: &Tenant, global: &Global) -> anyhow::Result<Outcome> {
+async fn list(
+    pool: &PgPool,
+    tenant: &Tenant,
+    layout: Layout,
+    global: &Global,
+) -> anyhow::Result<Outcome> {
     let behind = behind(pool, global).await?;
-    // A script gets every column, a person those that fit on a page.
     let columns = match global.json {
-        true => "e.*, x.capsules",
-        false => {
-            "coalesce(e.client_id, execution::text) AS id, e.program, e.phase, e.node, \
-             coalesce(x.capsules, boundary) AS boundary, \
-             boundaries_in_all AS of, e.submitted_at::timestamp(0), \
-             date_trunc('milliseconds', age) AS age, e.rebindings AS moves, e.crashes, \
-             left(e.failure, 80) AS failure"
-        }
+        true => "e.*, x.capsules".to_owned(),
+        false => history_table::selected(layout),
     };
     let rows = sql::query(
         pool,
@@ -111,7 +114,7 @@ async fn list(pool: &PgPool, tenant: &Tenant, global: &Global) -> anyhow::Result
         ),
     )
     .await?;
-    rows.print(global.json);
+    rows.print(&history_table::LIST, layout, global.json);
     let of = format!("executions WHERE tenant = '{tenant}'");
     if let Some(words) = sql::left_out(pool, &rows, LISTED, &of).await? {
         eprintln!("{words}; `fiec ls --all` lists more");
@@ -206,19 +209,6 @@ async fn look_for_missing(
     Ok(missing)
 }
 
-/// The summary, one line per value. For a completed execution, the number of capsules replaces the
-/// last committed boundary, which says less.
-fn facts(summary: &sql::Rows) -> Vec<String> {
-    let ended = summary.get(0, "capsules").is_some();
-    let facts = summary.columns.iter().zip(summary.rows.iter().flatten());
-    facts
-        .filter(|(column, _)| {
-            !(ended && ["boundary", "boundaries_in_all"].contains(&column.as_str()))
-        })
-        .filter_map(|(column, value)| Some(format!("{column:<22} {}", value.as_ref()?)))
-        .collect()
-}
-
 /// The tenant of a recorded execution. The id may belong to another tenant than the asker's.
 async fn tenant_of(pool: &PgPool, execution: ExecutionId) -> anyhow::Result<Option<Tenant>> {
     let query = format!("SELECT tenant FROM executions WHERE id = '{execution}'");
@@ -234,6 +224,7 @@ async fn show(
     pool: &PgPool,
     tenant: &Tenant,
     execution: ExecutionId,
+    layout: Layout,
     global: &Global,
 ) -> anyhow::Result<Outcome> {
     let json = global.json;
@@ -264,69 +255,23 @@ async fn show(
             println!("{}", Value::Object(object));
         }
     } else {
-        for line in facts(&summary) {
-            println!("{line}");
-        }
+        println!(
+            "{}",
+            history_table::facts(&summary, layout, Timestamp::now())
+        );
     }
-    for (title, view, columns) in [
-        (
-            "Placements",
-            "placement_timeline",
-            "epoch, node, cause, bound_at::timestamp(3), computing_since::time(3), \
-             computed_until::time(3), end_reason, gap_ms",
-        ),
-        (
-            "Rebindings",
-            "rebinding_history",
-            "epoch, from_node, to_node, cause, why, boundary, state_bytes, gap_ms",
-        ),
-    ] {
-        // A script gets every column, a person those that fit on a page.
-        let columns = if json { "*" } else { columns };
-        let rows = sql::query(
-            pool,
-            format!("SELECT {columns} FROM {view} WHERE execution = '{execution}' ORDER BY epoch"),
-        )
-        .await?;
-        if !json && !rows.rows.is_empty() {
-            println!("\n{title} (all columns: SELECT * FROM {view})");
+    for section in &history_table::SECTIONS {
+        let columns = if json { "*" } else { section.selected };
+        let (view, of) = (section.view, section.condition(execution));
+        let query = format!("SELECT {columns} FROM {view} WHERE {of}");
+        let rows = sql::query(pool, query).await?;
+        if rows.rows.is_empty() {
+            continue;
         }
-        if !rows.rows.is_empty() {
-            rows.print(json);
-        }
-    }
-    let columns = match json {
-        true => "*",
-        false => {
-            "part, from_tile, to_tile, phase, node, tiles_done AS done, split_at::time(3), \
-             finished_at::time(3), merged_at::time(3)"
-        }
-    };
-    let parts = format!(
-        "SELECT {columns} FROM spread_parts WHERE '{execution}' IN (whole, holder, part) \
-         ORDER BY from_tile, to_tile DESC"
-    );
-    let parts = sql::query(pool, parts).await?;
-    if !parts.rows.is_empty() {
         if !json {
-            println!("\nParts (all columns: SELECT * FROM spread_parts)");
+            println!("\n{} (all columns: SELECT * FROM {view})", section.title);
         }
-        parts.print(json);
-    }
-    let columns = match json {
-        true => "*",
-        false => "at::timestamp(3), kind, who, node, detail",
-    };
-    let asked = format!(
-        "SELECT {columns} FROM execution_events \
-         WHERE execution = '{execution}' AND who IS NOT NULL ORDER BY ordinal"
-    );
-    let asked = sql::query(pool, asked).await?;
-    if !asked.rows.is_empty() {
-        if !json {
-            println!("\nAsked for (all that happened: SELECT * FROM execution_events)");
-        }
-        asked.print(json);
+        rows.print(section.columns, layout, json);
     }
     let missing = missing.in_words();
     if !json && !missing.is_empty() {
@@ -361,33 +306,4 @@ pub async fn report(args: ReportArgs, global: &Global) -> anyhow::Result<Outcome
         println!("{}", args.output.display());
     }
     Ok(Outcome::Done)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn summary(capsules: Option<&str>) -> String {
-        let columns = ["phase", "boundary", "boundaries_in_all", "capsules"];
-        let values = [Some("x"), Some("0"), Some("475"), capsules];
-        let summary = sql::Rows {
-            columns: columns.map(str::to_owned).to_vec(),
-            rows: vec![values.map(|value| value.map(str::to_owned)).to_vec()],
-        };
-        facts(&summary).join("\n")
-    }
-
-    #[test]
-    fn a_completed_execution_shows_its_capsules_and_no_earlier_boundary() {
-        let text = summary(Some("475"));
-        assert!(text.contains("capsules               475"), "{text}");
-        assert!(!text.contains("boundary"), "{text}");
-    }
-
-    #[test]
-    fn a_live_execution_shows_its_last_committed_boundary() {
-        let text = summary(None);
-        assert!(text.contains("boundary               0"), "{text}");
-        assert!(!text.contains("capsules"), "{text}");
-    }
 }

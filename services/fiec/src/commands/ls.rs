@@ -7,6 +7,7 @@ use fiec_schemas::{NodeId, PhaseKind, Tenant};
 use crate::context::{Global, parse_tenant};
 use crate::exit::Outcome;
 use crate::sql::{self, literal};
+use crate::table::{Column, Layout, WideArg};
 
 /// List executions, the latest first: live ones, or those that match the filters
 ///
@@ -34,6 +35,38 @@ pub struct LsArgs {
     /// List at most N
     #[arg(long, short = 'n', value_name = "N", default_value_t = 100)]
     pub limit: u32,
+    #[command(flatten)]
+    pub wide: WideArg,
+}
+
+/// The columns for people, as `selected` names them.
+const COLUMNS: [Column; 11] = [
+    Column::left("id", 0),
+    Column::left("program", 0),
+    Column::left("phase", 0),
+    Column::left("node", 1),
+    Column::right("boundary", 2),
+    Column::right("age", 3),
+    Column::left("submitted", 4),
+    Column::left("failure", 5),
+    Column::right("uncommitted", 6),
+    Column::right("moves", 7),
+    Column::left("tenant", 8),
+];
+
+/// The columns that are read for people. A UUID only if there is no client's id, or in full.
+fn selected(layout: Layout) -> String {
+    let execution = match layout {
+        Layout::Full => "e.execution, ",
+        Layout::Within(_) => "",
+    };
+    format!(
+        "coalesce(e.client_id, e.execution::text) AS id, {execution}e.program, e.phase, e.node, \
+         coalesce(x.capsules, e.boundary) || coalesce('/' || e.boundaries_in_all, '') AS boundary, \
+         date_trunc('seconds', e.age) AS age, e.submitted_at::timestamp(0) AS submitted, \
+         left(e.failure, 60) AS failure, date_trunc('seconds', e.uncommitted) AS uncommitted, \
+         e.rebindings AS moves, e.tenant"
+    )
 }
 
 /// Any phase by its name.
@@ -84,16 +117,10 @@ impl LsArgs {
 /// If PostgreSQL cannot be reached.
 pub async fn run(args: LsArgs, global: &Global) -> anyhow::Result<Outcome> {
     let pool = global.database().await?;
-    // A script gets every column, a person those that fit on a page.
+    let layout = args.wide.layout();
     let columns = match global.json {
-        true => "e.*, x.capsules",
-        false => {
-            "coalesce(e.client_id, e.execution::text) AS id, e.tenant, e.program, e.phase, e.node, \
-             coalesce(x.capsules, e.boundary) AS boundary, e.boundaries_in_all AS of, \
-             e.submitted_at::timestamp(0) AS submitted, date_trunc('seconds', e.age) AS age, \
-             date_trunc('seconds', e.uncommitted) AS uncommitted, \
-             e.rebindings AS moves, left(e.failure, 60) AS failure"
-        }
+        true => "e.*, x.capsules".to_owned(),
+        false => selected(layout),
     };
     let query = format!(
         "SELECT {columns} FROM executions AS x JOIN execution_summary AS e ON e.execution = x.id \
@@ -109,7 +136,7 @@ pub async fn run(args: LsArgs, global: &Global) -> anyhow::Result<Outcome> {
         };
         eprintln!("no execution is so{hint}");
     } else {
-        rows.print(global.json);
+        rows.print(&COLUMNS, layout, global.json);
     }
     let of = format!("executions AS x WHERE {}", args.conditions());
     if let Some(words) = sql::left_out(&pool, &rows, args.limit, &of).await? {
@@ -121,6 +148,8 @@ pub async fn run(args: LsArgs, global: &Global) -> anyhow::Result<Outcome> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sql::Rows;
+    use crate::table::tests::is_readable;
     use clap::Parser;
 
     #[derive(Debug, Parser)]
@@ -149,5 +178,52 @@ mod tests {
         assert_eq!(name, "split_part(x.program, '@', 1) = 'cg'");
         let hostile = conditions(&["-a", "--batch", "x' OR true --"]);
         assert!(hostile.contains("= 'x'' OR true --')"), "{hostile}");
+    }
+
+    fn list() -> Rows {
+        let columns =
+            "id program phase node boundary age submitted failure uncommitted moves tenant";
+        let rows = [
+            "dam-1|cg@1|started|worker-1|17/475|00:00:12|2026-11-28 12:03:41||00:00:01|0|lab",
+            "poisson-large|spectral@1|completed|worker-2|475/475|1 day 02:03:04|2026-11-27 09:59:02|||2|lab",
+            "seed-3|synthetic@1|failed|worker-1|3/40|00:10:00|2026-11-28 11:53:00|killed by the kernel, out of memory||1|lab",
+            "0192d7a4-1111-7222-8333-123456789abc|cg@1|pending|||00:00:03|2026-11-28 12:03:50|||0|lab",
+        ];
+        let cell = |cell: &str| (!cell.is_empty()).then(|| cell.to_owned());
+        Rows {
+            columns: columns.split(' ').map(str::to_owned).collect(),
+            rows: rows.map(|row| row.split('|').map(cell).collect()).into(),
+        }
+    }
+
+    #[test]
+    fn an_execution_is_one_line_of_a_terminal() {
+        let now = "2026-11-28T12:03:53Z".parse().unwrap();
+        let mut list = list();
+        let unnamed = list.rows.pop().unwrap();
+        let text = |list: &Rows, layout| list.to_table(&COLUMNS, layout, now).render(layout);
+        let expected = "\
+id             program      phase      node      boundary             age  moves
+dam-1          cg@1         started    worker-1    17/475        00:00:12      0
+poisson-large  spectral@1   completed  worker-2   475/475  1 day 02:03:04      2
+seed-3         synthetic@1  failed     worker-1      3/40        00:10:00      1
+left out: submitted, failure, uncommitted, tenant (--wide shows all)";
+        assert_eq!(text(&list, Layout::Within(80)), expected);
+        // One without a client's id has its UUID, which needs room.
+        list.rows.push(unnamed);
+        for width in [80, 100, 140] {
+            let text = text(&list, Layout::Within(width));
+            is_readable(
+                &text,
+                width,
+                list.rows
+                    .iter()
+                    .flat_map(|row| &row[..4])
+                    .flatten()
+                    .map(|cell| &**cell),
+            );
+            assert!(text.lines().count() <= 6, "{text}");
+        }
+        assert_eq!(text(&list, Layout::Full).lines().count(), 5);
     }
 }

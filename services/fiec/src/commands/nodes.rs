@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use clap::Args;
-use fiec_schemas::messages::{ApiReply, NodeStatus, NodeVerb, StandingKind};
-use fiec_schemas::substrate::HOST;
+use fiec_schemas::messages::{ApiReply, NodeStatus, NodeVerb};
 use fiec_schemas::{NodeId, Timestamp};
 
 use super::adjust::parse_span;
+use super::node_table;
 use crate::client;
 use crate::context::Global;
 use crate::exit::Outcome;
-use crate::ui;
+use crate::table::WideArg;
 
 /// Interval at which a node is checked until it is empty.
 const WAIT: Duration = Duration::from_millis(250);
@@ -63,6 +63,8 @@ pub struct ListArgs {
     /// with the machines before you use them
     #[arg(long, conflicts_with = "signals")]
     pub keys: bool,
+    #[command(flatten)]
+    pub wide: WideArg,
 }
 
 /// Lists the nodes.
@@ -87,36 +89,12 @@ pub async fn list(args: &ListArgs, global: &Global) -> anyhow::Result<Outcome> {
         }
         return Ok(Outcome::Done);
     }
-    if args.signals {
-        let head = [
-            "node", "signal", "place", "value", "read", "of", "source", "age",
-        ];
-        let now = Timestamp::now();
-        let rows = reply.nodes.iter().flat_map(|n| signal_rows(n, now));
-        println!("{}", ui::table(head, rows));
-        return Ok(Outcome::Done);
-    }
-    let head = [
-        "node",
-        "viability",
-        "contracts",
-        "slots",
-        "bound",
-        "memory",
-        "limit",
-        "signals",
-        "silent",
-    ];
-    println!("{}", ui::table(head, reply.nodes.iter().map(row)));
-    for (node, words) in set_aside(&reply.nodes) {
-        println!("{node}: {words}");
-    }
-    for (node, words) in stuck(&reply.nodes) {
-        println!("{node}: {words}");
-    }
-    for (node, words) in far_clocks(&reply.nodes) {
-        println!("{node}: its clock is {words}: set it (NTP)");
-    }
+    let layout = args.wide.layout();
+    let text = match args.signals {
+        true => node_table::signals(&reply.nodes, layout, Timestamp::now()),
+        false => node_table::nodes(&reply.nodes, layout, Timestamp::now()),
+    };
+    println!("{text}");
     Ok(Outcome::Done)
 }
 
@@ -146,128 +124,6 @@ pub fn far_clocks(nodes: &[NodeStatus]) -> impl Iterator<Item = (&NodeId, String
         let words = || (&node.descriptor.node, clock.in_words());
         clock.is_far().then(words)
     })
-}
-
-fn row(node: &NodeStatus) -> Vec<String> {
-    let d = &node.descriptor;
-    let mut viability = node.viability.to_string();
-    let revoked = node.flags.revocation_of(d.instance);
-    if let Some(at) = revoked {
-        viability.push_str(&format!(", gone at {at}"));
-    } else if node.flags.draining {
-        viability.push_str(", draining");
-        if let Some(by) = node.flags.drain_by {
-            viability.push_str(&format!(" until {by}"));
-        }
-    } else if node.flags.cordoned {
-        viability.push_str(", cordoned");
-    }
-    let vector = node.vector.as_ref();
-    let memory = vector
-        .and_then(|v| v.host(fiec_schemas::Signal::Memory))
-        .and_then(|r| Some((r.value?, r.envelope.as_ref())))
-        .map_or("not measured".to_owned(), |(value, envelope)| {
-            let percent = format!("{:.1} %", value * 100.0);
-            match envelope {
-                Some(e) => format!("{percent} of {} offered", ui::bytes(e.cap as u64)),
-                None => percent,
-            }
-        });
-    let signals = vector.map_or(String::new(), |v| {
-        v.readings
-            .iter()
-            .filter(|r| r.signal != fiec_schemas::Signal::Memory && !r.is_part())
-            .map(|r| match r.value {
-                Some(value) => format!("{} {:.0} %", r.signal, value * 100.0),
-                None => format!("{} missing", r.signal),
-            })
-            .collect::<Vec<_>>()
-            .join(", ")
-    });
-    let slots = vector.map_or(d.slots.to_string(), |v| {
-        format!("{}/{} busy", v.running_count, v.slots)
-    });
-    vec![
-        d.node.to_string(),
-        viability,
-        contracts(node),
-        slots,
-        node.bound.to_string(),
-        memory,
-        format!(
-            "{} ({})",
-            ui::bytes(d.memory_limit_bytes),
-            d.memory_limit_source
-        ),
-        if node.pressing.is_empty() {
-            signals
-        } else {
-            node.pressing.join("; ")
-        },
-        node.silent_ms
-            .map_or("never heard".to_owned(), |ms| format!("{ms} ms")),
-    ]
-}
-
-/// All signals of a node, missing readings with the reason.
-fn signal_rows(node: &NodeStatus, now: Timestamp) -> Vec<Vec<String>> {
-    let readings = node.vector.as_ref().map(|v| v.readings.as_slice());
-    readings
-        .unwrap_or_default()
-        .iter()
-        .map(|r| {
-            let quantity = |q: Option<f64>| match (q, r.unit.as_str()) {
-                (None, _) => String::new(),
-                (Some(q), "bytes") => ui::bytes(q as u64),
-                (Some(q), "mW") => format!("{:.1} W", q / 1e3),
-                (Some(q), "celsius") => format!("{q:.1} °C"),
-                (Some(q), "percent") => format!("{q:.1} %"),
-                (Some(q), "us") => format!("{q:.0} µs"),
-                (Some(q), _) => format!("{q:.2}"),
-            };
-            let age = (now.micros() - r.at.micros()).max(0) / 1_000;
-            vec![
-                node.descriptor.node.to_string(),
-                r.signal.to_string(),
-                r.device.clone().unwrap_or_else(|| "node".to_owned()),
-                match (&r.value, &r.missing) {
-                    (Some(value), _) => format!("{:.1} %", value * 100.0),
-                    (None, Some(why)) => format!("missing: {why}"),
-                    (None, None) => "missing".to_owned(),
-                },
-                quantity(r.raw),
-                match &r.envelope {
-                    Some(e) => format!(
-                        "{}, offered of {}",
-                        quantity(Some(e.cap)),
-                        quantity(r.limit)
-                    ),
-                    None => quantity(r.limit),
-                },
-                r.source.clone(),
-                format!("{age} ms"),
-            ]
-        })
-        .collect()
-}
-
-/// The contracts that a node has proved, and the reason for each that it has not.
-fn contracts(node: &NodeStatus) -> String {
-    let words = node.contracts.iter().map(|c| {
-        let place = match c.substrate.as_str() {
-            HOST => String::new(),
-            device => format!(" on {device}"),
-        };
-        let contract = c.contract.as_str();
-        match c.standing {
-            StandingKind::Proved => format!("{contract}{place}"),
-            standing @ (StandingKind::Unproved | StandingKind::Outdated) => {
-                format!("{contract}{place}: {standing}")
-            }
-            standing => format!("{contract}{place}: {standing}, {}", c.detail),
-        }
-    });
-    words.collect::<Vec<_>>().join("; ")
 }
 
 /// Cordons, uncordons or releases a node.

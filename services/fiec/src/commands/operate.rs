@@ -1,9 +1,9 @@
-//! `status`, `cancel`, `pause`, `resume`, `yield`, `why`: requests about one execution.
+//! `status`, `cancel`, `pause`, `resume`, `yield`: requests about one execution.
 
 use clap::Args;
 use fiec_broker::Broker;
-use fiec_schemas::messages::{ApiReply, BatchVerb, ExecutionVerb, InForce, RefusalCode, Why};
-use fiec_schemas::{Candidate, ClientId, ExecutionState, NodeId, Phase, PhaseKind, Threshold};
+use fiec_schemas::messages::{ApiReply, BatchVerb, ExecutionVerb, RefusalCode};
+use fiec_schemas::{ClientId, ExecutionState, NodeId, Phase};
 
 use super::{batch, group};
 use crate::client;
@@ -178,92 +178,11 @@ fn print_reply(verb: ExecutionVerb, reply: &ApiReply, ended: Option<String>) {
     if !reply.message.is_empty() {
         println!("{}", reply.message);
     }
-    if let Some(why) = &reply.why {
-        print_why(why);
-    }
     if verb == ExecutionVerb::Status
         && let Some(state) = &reply.state
     {
         print_state(state, reply, ended);
     }
-}
-
-fn print_why(why: &Why) {
-    println!("{}", why.summary);
-    if let Some(next) = &why.next {
-        println!("next: {}", next.in_words());
-    }
-    // The summary of a pending execution already says what it waits for.
-    if why.phase != PhaseKind::Pending {
-        for waits in &why.waits_for {
-            println!("waits for: {waits}");
-        }
-    }
-    let threshold = |t: &InForce| {
-        let Threshold {
-            high,
-            low,
-            dwell_ms,
-        } = t.threshold;
-        vec![
-            t.signal.to_string(),
-            t.device.clone().unwrap_or_else(|| "node".to_owned()),
-            match t.value {
-                Some(value) => format!("{:.1} %", value * 100.0),
-                None => "not measured".to_owned(),
-            },
-            t.state.to_string(),
-            format!("{:.1} %", high * 100.0),
-            format!("{:.1} %", low * 100.0),
-            format!("{dwell_ms} ms"),
-            if t.own { "its own" } else { "the node's" }.to_owned(),
-        ]
-    };
-    if !why.thresholds.is_empty() {
-        let head = [
-            "signal", "place", "value", "state", "high", "low", "dwell", "set by",
-        ];
-        println!("{}", ui::table(head, why.thresholds.iter().map(threshold)));
-    }
-    if !why.candidates.is_empty() {
-        let rows = why.candidates.iter().map(verdict);
-        println!("{}", ui::table(["node", "verdict", "reasons"], rows));
-    }
-    if let Some(decision) = &why.decision {
-        println!("when it was bound there:");
-        let rows = decision.candidates.iter().map(verdict);
-        println!("{}", ui::table(["node", "verdict", "reasons"], rows));
-    }
-    for would in &why.would_move {
-        println!("would move it: {would}");
-    }
-    if let Some(nodes) = &why.would_go_to {
-        let nodes: Vec<_> = nodes.iter().map(NodeId::as_str).collect();
-        match nodes.is_empty() {
-            true => println!("it would stay: no other place can take it now"),
-            false => println!(
-                "it would move to the best of these nodes: {}",
-                nodes.join(", ")
-            ),
-        }
-    }
-    for help in &why.would_help {
-        println!("would help: {help}");
-    }
-}
-
-fn verdict(c: &Candidate) -> Vec<String> {
-    vec![
-        match &c.substrate {
-            Some(substrate) => format!("{} ({substrate})", c.node),
-            None => c.node.to_string(),
-        },
-        match c.score {
-            Some(score) => format!("acceptable, score {score:.3}"),
-            None => "rejected".to_owned(),
-        },
-        c.rejected.join("; "),
-    ]
 }
 
 /// Prints an execution's state. `ended`: how it ended, if it did.

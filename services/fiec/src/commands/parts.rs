@@ -87,5 +87,5 @@ pub fn table(parts: &[Standing]) -> String {
             standing.boundary().to_string(),
         ]
     });
-    ui::table(["part", "tiles", "phase", "node", "boundary"], rows).to_string()
+    ui::table(["part", "tiles", "phase", "node", "boundary"], rows)
 }
