@@ -218,3 +218,26 @@ async fn a_drain_with_a_deadline_ends_what_reaches_no_boundary_and_binds_it_else
     lab.none_ended().unwrap();
     lab.end().await;
 }
+
+#[tokio::test]
+async fn a_drain_names_what_no_other_node_can_take() {
+    let lab = Lab::start(workers(2)).await;
+    let line = |id: &str, requires: Value| {
+        json!({"id": id, "program": "synthetic@1", "requires": requires,
+               "params": {"capsules": 100_000, "rest_us": 5_000}})
+    };
+    let pinned = line("pinned", json!({"nodes": ["n1"]}));
+    let id = lab.publish_json(&pinned).await;
+    lab.journal.computing(id, 2).await;
+    let node = NodeId::new("n1").unwrap();
+    until("the vector lists it", async || {
+        let status = lab.status_of(&node).await.ok()?;
+        let running = status.vector?.running;
+        running.iter().any(|one| one.execution == id).then_some(())
+    })
+    .await;
+    let said = lab.fiec(&["drain", "n1"]).await.expect(0).stdout;
+    let named = format!("no other node can take {id} (other nodes are named for it");
+    assert!(said.contains(&named), "{said}");
+    lab.end().await;
+}

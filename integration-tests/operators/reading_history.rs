@@ -122,7 +122,19 @@ async fn people_read_the_story_in_views_queries_and_a_report() {
     lab.fiec(&["report", "moved", "-o", &page.display().to_string()])
         .await
         .expect(0);
-    is_self_contained(&std::fs::read_to_string(page).unwrap(), id);
+    is_self_contained(&std::fs::read_to_string(&page).unwrap(), id);
+    let failed = &["report", "failed", "-o", &page.display().to_string()];
+    lab.fiec(failed).await.expect(0);
+    let failed = std::fs::read_to_string(&page).unwrap();
+    assert!(failed.contains("<td class=\"bad\">failed</td>"));
+    assert!(failed.contains("crash_at = "), "its parameters");
+    for command in ["history", "report"] {
+        let unknown = lab.fiec(&[command, "nobody"]).await.expect(1).stderr;
+        assert!(
+            unknown.contains("nobody is not in the history"),
+            "{unknown}"
+        );
+    }
     let unknown = lab.fiec(&["history", "nobody"]).await.expect(1);
     assert!(unknown.stderr.contains("not in the history"), "{unknown:?}");
     lab.end().await;

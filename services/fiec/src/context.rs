@@ -157,10 +157,11 @@ impl Global {
         }
         match UpFile::read() {
             Some(up) => Ok(up.nats),
-            None => bail!(
+            None => bail!(Unreachable(
                 "no NATS server is known: start one with `fiec up`, or give --nats URL \
                  (or FIEC_NATS_URL)"
-            ),
+                    .to_owned()
+            )),
         }
     }
 
@@ -187,10 +188,11 @@ impl Global {
         }
         match UpFile::read() {
             Some(up) => Ok(of_up(up)),
-            None => bail!(
+            None => bail!(Unreachable(
                 "no PostgreSQL server is known: start one with `fiec up`, or give --database URL \
                  (or FIEC_DATABASE_URL)"
-            ),
+                    .to_owned()
+            )),
         }
     }
 

@@ -91,7 +91,11 @@ pub async fn run(args: UpArgs, json: bool) -> anyhow::Result<Outcome> {
     };
     let (reader, recorder) = (&logins.reader, &logins.recorder);
     let services = [reader.service("fiec"), recorder.service("fiec_recorder")];
-    file.write(&services.join("\n"))?;
+    // Commands go on finding the cluster that was here first.
+    let first = UpFile::read();
+    if first.is_none() {
+        file.write(&services.join("\n"))?;
+    }
     let services = UpFile::services().unwrap_or_default();
     if json {
         println!(
@@ -101,7 +105,7 @@ pub async fn run(args: UpArgs, json: bool) -> anyhow::Result<Outcome> {
                    "data_dir": cluster.data_dir()})
         );
     } else {
-        print_urls(&file, &services, &cluster);
+        print_urls(&file, &services, first.as_ref(), &cluster);
     }
     let pause = Duration::from_secs_f64(args.revive_seconds.clamp(0.0, 86_400.0));
     let ended = watch(&mut cluster, pause).await;
@@ -112,14 +116,33 @@ pub async fn run(args: UpArgs, json: bool) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-fn print_urls(file: &UpFile, services: &Path, cluster: &Cluster) {
+fn print_urls(file: &UpFile, services: &Path, first: Option<&UpFile>, cluster: &Cluster) {
+    let nats = file.nats.expose();
+    let database = file.database.expose();
+    let logs = cluster.data_dir().join("logs");
     println!(
         "
 NATS        {nats}
 PostgreSQL  {database}
-logs        {logs}
+logs        {}
+",
+        logs.display()
+    );
+    if let Some(first) = first {
+        println!(
+            "Another cluster of yours runs here (process {}), and `fiec` commands find that one. For \
+             this one:
 
-Your other `fiec` commands on this machine find it by themselves. Other tools get the URL of NATS
+  export FIEC_NATS_URL={nats}
+  export FIEC_DATABASE_URL={database}
+
+Ctrl-C ends everything of this one.",
+            first.pid
+        );
+        return;
+    }
+    println!(
+        "Your other `fiec` commands on this machine find it by themselves. Other tools get the URL of NATS
 from the environment. It has a password, and everyone who knows it can run programs as you:
 
   export NATS_URL={nats}
@@ -130,10 +153,7 @@ from the environment. It has a password, and everyone who knows it can run progr
   psql service=fiec -c 'SELECT * FROM execution_summary'
 
 Ctrl-C ends everything.",
-        nats = file.nats.expose(),
-        database = file.database.expose(),
         services = services.display(),
-        logs = cluster.data_dir().join("logs").display()
     );
 }
 

@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 use fiec_broker::{Broker, feed};
+use fiec_recorder::RecorderError;
 use fiec_recorder::missing::{self, Compared, LedgerEnd, Missing};
 use fiec_schemas::{ClientId, ExecutionId, Tenant, Timestamp, subjects};
 use serde_json::{Value, json};
@@ -60,6 +61,10 @@ pub fn resolve(tenant: &Tenant, id: &str) -> anyhow::Result<ExecutionId> {
     Ok(ExecutionId::from_client(tenant, &client))
 }
 
+fn not_recorded(id: &str) -> String {
+    format!("{id} is not in the history (yet): is the recorder running, is the tenant right?")
+}
+
 /// Prints summaries, placements, rebindings, requests of people, and gaps.
 ///
 /// # Errors
@@ -71,7 +76,15 @@ pub async fn run(args: HistoryArgs, global: &Global) -> anyhow::Result<Outcome> 
         match &args.id {
             Some(id) => {
                 let execution = resolve(&args.tenant.tenant, id)?;
-                show(&pool, &args.tenant.tenant, execution, layout, global).await
+                let known = show(&pool, &args.tenant.tenant, execution, layout, global).await?;
+                if !known {
+                    eprintln!("{}", not_recorded(id));
+                }
+                Ok(if known {
+                    Outcome::Done
+                } else {
+                    Outcome::Failed
+                })
             }
             None => list(&pool, &args.tenant.tenant, layout, global).await,
         }
@@ -226,7 +239,7 @@ async fn show(
     execution: ExecutionId,
     layout: Layout,
     global: &Global,
-) -> anyhow::Result<Outcome> {
+) -> anyhow::Result<bool> {
     let json = global.json;
     let recorded = tenant_of(pool, execution).await?;
     let tenant = recorded.as_ref().unwrap_or(tenant);
@@ -240,14 +253,11 @@ async fn show(
     )
     .await?;
     if summary.rows.is_empty() {
-        eprintln!(
-            "{execution} is not in the history (yet): is the recorder running, is the tenant right?"
-        );
         missing
             .in_words()
             .iter()
             .for_each(|words| eprintln!("{words}"));
-        return Ok(Outcome::Failed);
+        return Ok(false);
     }
     if json {
         for mut object in summary.objects() {
@@ -278,7 +288,7 @@ async fn show(
         println!("\nMissing");
         missing.iter().for_each(|words| println!("{words}"));
     }
-    Ok(Outcome::Done)
+    Ok(true)
 }
 
 /// Writes the page. Prints its gaps to stderr.
@@ -292,7 +302,11 @@ pub async fn report(args: ReportArgs, global: &Global) -> anyhow::Result<Outcome
         let recorded = tenant_of(&pool, execution).await?;
         let tenant = recorded.unwrap_or(args.tenant.tenant);
         let missing = look_for_missing(&pool, &tenant, execution, global).await?;
-        let page = fiec_recorder::report::render(&pool, execution, &missing).await?;
+        let page = fiec_recorder::report::render(&pool, execution, &missing).await;
+        let page = page.map_err(|error| match error {
+            RecorderError::NotFound(_) => anyhow!(not_recorded(&args.id)),
+            error => error.into(),
+        })?;
         Ok((page, missing))
     })
     .await?;

@@ -182,7 +182,7 @@ async fn wait_until_empty(
         let bound = status.map_or(0, |n| n.bound);
         if bound == 0 {
             if !global.json {
-                println!("nothing is on {node} any more");
+                println!("{node} has no executions left");
             }
             return Ok(());
         }

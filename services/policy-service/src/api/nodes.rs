@@ -1,5 +1,7 @@
 //! Questions about nodes, and the operators' flags on them.
 
+use std::collections::BTreeSet;
+
 use fiec_broker::flags;
 use fiec_policy::UnknownNode;
 use fiec_schemas::messages::{ApiReply, ControlRequest, NodeRequest, NodeStatus, NodeVerb};
@@ -9,6 +11,9 @@ use fiec_schemas::{InstanceId, NodeFlags, NodeId, Timestamp};
 use super::{Answered, Api, parse, somebody};
 use crate::events::Ask;
 use crate::refusal::Refusal;
+
+/// Executions on a node that is to be left that are looked at.
+const LOOKED_AT: usize = 20;
 
 impl Api {
     pub(super) async fn nodes(&self) -> Answered<ApiReply> {
@@ -67,6 +72,29 @@ impl Api {
         })
     }
 
+    /// The executions on a node that no other node can take now, with the reasons. Looks at the first
+    /// few that run there.
+    async fn without_other_place(&self, status: &NodeStatus) -> Vec<String> {
+        let running = status.vector.iter().flat_map(|vector| &vector.running);
+        let mut without = Vec::new();
+        for execution in running.map(|running| running.execution).take(LOOKED_AT) {
+            let Ok(Some(why)) = self.ask(|reply| Ask::Why(execution, reply)).await else {
+                continue;
+            };
+            if why.would_go_to.is_some_and(|nodes| nodes.is_empty()) {
+                let others = why.candidates.iter();
+                let others = others.filter(|other| other.node != status.descriptor.node);
+                let reasons: BTreeSet<_> = others.flat_map(|other| &other.rejected).collect();
+                let reasons: Vec<&str> = reasons.into_iter().map(String::as_str).collect();
+                without.push(match reasons.is_empty() {
+                    true => execution.to_string(),
+                    false => format!("{execution} ({})", reasons.join("; ")),
+                });
+            }
+        }
+        without
+    }
+
     /// Sets the flags of a node.
     pub(super) async fn node(&self, verb: NodeVerb, payload: &[u8]) -> Answered<ApiReply> {
         let NodeRequest { node, who, seconds } = parse(payload)?;
@@ -82,6 +110,11 @@ impl Api {
         let at = seconds
             .map(|s| Timestamp::from_micros(now.micros().saturating_add(i64::from(s) * 1_000_000)));
         let life = status.descriptor.instance;
+        let leaves = matches!(verb, NodeVerb::Drain | NodeVerb::Revoke);
+        let without = match leaves {
+            true => self.without_other_place(&status).await,
+            false => Vec::new(),
+        };
         let change = |before| Some(changed(verb, before, (at, life), (&who, now)));
         flags::change_flags(&self.effects.broker, &node, change)
             .await
@@ -108,6 +141,10 @@ impl Api {
             (NodeVerb::Uncordon | NodeVerb::Undrain | NodeVerb::Revoke | NodeVerb::Release, _) => {
                 format!("{node} takes work again")
             }
+        };
+        let message = match without.is_empty() {
+            true => message,
+            false => format!("{message}; no other node can take {}", without.join(", ")),
         };
         Ok(ApiReply {
             message,

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use fiec_schemas::{ExecutionId, Timestamp};
+use fiec_schemas::dependency::Dependency;
+use fiec_schemas::{ExecutionId, PhaseKind, Timestamp};
 use serde_json::Value;
 use sqlx::postgres::PgRow;
 use sqlx::{PgPool, Row};
@@ -19,6 +20,8 @@ pub(super) const TABLE_ROWS: i64 = 500;
 pub(super) struct Facts {
     /// Names and values, for the head of the page.
     pub summary: Vec<(&'static str, String)>,
+    /// Its phase is one that nobody wished: it failed, is held or was cancelled.
+    pub ended_badly: bool,
     pub title: String,
     pub submitted_at: Timestamp,
     /// End of the figures.
@@ -92,7 +95,8 @@ pub(super) async fn load(pool: &PgPool, id: ExecutionId, missing: Vec<String>) -
 
 async fn read(pool: &PgPool, id: ExecutionId, missing: Vec<String>) -> sqlx::Result<Option<Facts>> {
     let Some(row) = sqlx::query(
-        "SELECT s.*, x.capsules, host_joules::text AS host_joules_text, device_joules::text AS \
+        "SELECT s.*, x.capsules, x.spec ->> 'batch' AS batch_name, x.spec -> 'params' AS params, \
+         x.spec -> 'after' AS waits_for, host_joules::text AS host_joules_text, device_joules::text AS \
          device_joules_text, energy_coverage::text AS energy_coverage_text \
          FROM execution_summary s JOIN executions x ON x.id = s.execution WHERE execution = $1",
     )
@@ -116,7 +120,9 @@ async fn read(pool: &PgPool, id: ExecutionId, missing: Vec<String>) -> sqlx::Res
     let changes = changes(pool, id).await?;
     let moves = (&placements[..], &rebindings[..]);
     let signals = signals(pool, id, moves, &changes, (submitted_at, until)).await?;
+    let phase: Option<PhaseKind> = text(&row, "phase")?.parse().ok();
     Ok(Some(Facts {
+        ended_badly: phase.is_some_and(PhaseKind::can_be_retried),
         summary: summary(id, &row, submitted_at, finished_at)?,
         title,
         submitted_at,
@@ -142,6 +148,9 @@ fn summary(
         ("execution", id.to_string()),
         ("tenant", text(row, "tenant")?),
         ("program", text(row, "program")?),
+        ("parameters", parameters(row)?),
+        ("batch", text(row, "batch_name")?),
+        ("waits for", waits_for(row)?),
         ("phase", text(row, "phase")?),
         ("submitted", submitted_at.to_string()),
     ];
@@ -194,6 +203,38 @@ fn summary(
     facts.push(("end of stderr", text(row, "stderr_tail")?));
     facts.retain(|(_, value)| !value.is_empty());
     Ok(facts)
+}
+
+/// Most characters of the parameters.
+const PARAMETERS: usize = 2_000;
+
+/// One parameter a line.
+fn parameters(row: &PgRow) -> sqlx::Result<String> {
+    let Some(Value::Object(params)) = row.try_get::<Option<Value>, _>("params")? else {
+        return Ok(String::new());
+    };
+    let words: Vec<String> = params
+        .iter()
+        .map(|(k, v)| format!("{k} = {}", plain(v)))
+        .collect();
+    let words = words.join("\n");
+    Ok(match words.char_indices().nth(PARAMETERS) {
+        Some((end, _)) => format!("{}…", &words[..end]),
+        None => words,
+    })
+}
+
+/// The executions and groups in `after`.
+fn waits_for(row: &PgRow) -> sqlx::Result<String> {
+    let Some(after) = row.try_get::<Option<Value>, _>("waits_for")? else {
+        return Ok(String::new());
+    };
+    let after: Vec<Dependency> = serde_json::from_value(after).unwrap_or_default();
+    let mut words: Vec<String> = after.iter().take(20).map(ToString::to_string).collect();
+    if after.len() > words.len() {
+        words.push(format!("{} more", after.len() - words.len()));
+    }
+    Ok(words.join(", "))
 }
 
 /// Joules of hosts and devices, where they were measured; else empty.

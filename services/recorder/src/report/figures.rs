@@ -24,6 +24,9 @@ const LIMIT: RGBColor = RGBColor(190, 30, 45);
 const HIGH: f64 = 1.0;
 const LOW: f64 = 0.5;
 
+/// Height of the text on the axes, in pixels.
+const TEXT: u32 = 13;
+
 /// Nodes in the order of their first use, each with its colour.
 pub(super) struct Nodes(BTreeMap<String, usize>);
 
@@ -100,12 +103,14 @@ pub(super) fn location(facts: &Facts, nodes: &Nodes) -> Result<String> {
             .margin(8)
             .x_label_area_size(38)
             .y_label_area_size(110)
-            .build_cartesian_2d(0.0..axis.to, -0.6..(rows as f64 - 0.4))
+            .build_cartesian_2d(0.0..axis.to, (rows as f64 - 0.4)..-0.6)
             .map_err(failed)?;
         chart
             .configure_mesh()
             .disable_y_mesh()
             .light_line_style(TRANSPARENT)
+            .label_style(("sans-serif", TEXT))
+            .axis_desc_style(("sans-serif", TEXT))
             .x_desc("seconds since submission")
             .x_label_formatter(&number)
             .y_labels(rows)
@@ -159,10 +164,12 @@ pub(super) fn capsules(facts: &Facts) -> Result<String> {
         chart
             .configure_mesh()
             .light_line_style(TRANSPARENT)
+            .label_style(("sans-serif", TEXT))
+            .axis_desc_style(("sans-serif", TEXT))
             .x_desc("seconds since submission")
             .x_label_formatter(&number)
             .y_desc("committed boundary")
-            .y_label_formatter(&number)
+            .y_label_formatter(&whole)
             .draw()
             .map_err(failed)?;
         let points = facts
@@ -197,6 +204,14 @@ fn number(value: &f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
+/// A whole number on an axis. Others have no label.
+fn whole(value: &f64) -> String {
+    match value.fract() == 0.0 {
+        true => number(value),
+        false => String::new(),
+    }
+}
+
 /// How a signal pressed.
 pub(super) fn pressure(facts: &Facts, nodes: &Nodes, signal: &Signal) -> Result<String> {
     let axis = Axis::of(facts);
@@ -212,6 +227,8 @@ pub(super) fn pressure(facts: &Facts, nodes: &Nodes, signal: &Signal) -> Result<
         chart
             .configure_mesh()
             .light_line_style(TRANSPARENT)
+            .label_style(("sans-serif", TEXT))
+            .axis_desc_style(("sans-serif", TEXT))
             .x_desc("seconds since submission")
             .x_label_formatter(&number)
             .y_desc(signal.name.as_str())

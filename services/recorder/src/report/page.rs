@@ -12,7 +12,10 @@ h2{font-size:1.1rem;margin-top:2.2rem}table{border-collapse:collapse;width:100%}
 td,th{text-align:left;vertical-align:top;padding:.3rem .7rem .3rem 0;\
 border-bottom:1px solid #e3e6ea}th{font-weight:600;white-space:nowrap}\
 td{overflow-wrap:anywhere;white-space:pre-line}svg{max-width:100%;height:auto}\
-.n{font-variant-numeric:tabular-nums;white-space:nowrap}.s{color:#5b6670}";
+.n{font-variant-numeric:tabular-nums;white-space:nowrap}.s{color:#5b6670}.bad{color:#b00020;font-weight:600}";
+
+/// Facts that are marked if the execution ended badly.
+const BAD: [&str; 2] = ["phase", "failure"];
 
 /// Text as HTML.
 pub(super) fn escape(text: &str) -> String {
@@ -86,9 +89,11 @@ pub(super) fn render(facts: &Facts) -> Result<String> {
     );
     html.push_str("<h2>Facts</h2><table>");
     for (name, value) in &facts.summary {
+        let is_bad = facts.ended_badly && BAD.contains(name);
+        let class = if is_bad { " class=\"bad\"" } else { "" };
         let _ = write!(
             html,
-            "<tr><th>{}</th><td>{}</td></tr>",
+            "<tr><th>{}</th><td{class}>{}</td></tr>",
             escape(name),
             escape(value)
         );
