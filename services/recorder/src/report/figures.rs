@@ -304,6 +304,7 @@ mod tests {
             joules: [None, None],
         };
         Facts {
+            ended_badly: false,
             summary: Vec::new(),
             title: "x".to_owned(),
             submitted_at: at(0),
