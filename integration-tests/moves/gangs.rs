@@ -336,6 +336,7 @@ async fn gangs_that_need_the_whole_cluster_follow_one_another_without_a_pause() 
                     percentile_cont(0.5) WITHIN GROUP (ORDER BY pause)))::bigint FROM pauses";
     let median = lab.count(pauses).await;
     println!("{median} ms between the end of a gang and the start of the next");
-    assert!(median < 100, "{median} ms");
+    // 28 on an idle machine, 900 if a gang waits for the next look at the queue.
+    assert!(median < 400, "{median} ms");
     lab.stop().await;
 }

@@ -112,7 +112,7 @@ async fn a_running_solve_is_given_other_threads_and_memory_and_ends_with_the_sam
         ..Grant::default()
     };
     for (grant, field) in [
-        (None, "grant: names nothing"),
+        (None, "grant: names no change"),
         (Some(device), "grant.device: cannot change"),
     ] {
         let error = ask(&lab, "solve", grant).await.error.unwrap();

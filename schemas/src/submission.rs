@@ -48,6 +48,10 @@ pub struct FieldError {
     pub field: String,
     /// The rule, and the value that was found.
     pub reason: String,
+    /// The refused line of the same message because of which this one is refused, if it breaks no
+    /// rule of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub because: Option<u32>,
 }
 
 impl FieldError {
@@ -56,6 +60,15 @@ impl FieldError {
         Self {
             field: field.into(),
             reason: reason.into(),
+            because: None,
+        }
+    }
+
+    /// A line that is refused only because another one is.
+    pub fn because(line: u32, field: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self {
+            because: Some(line),
+            ..Self::new(field, reason)
         }
     }
 }
@@ -399,6 +412,26 @@ pub struct LineError {
     pub field: String,
     /// The rule, and the value that was found.
     pub reason: String,
+    /// As [`FieldError::because`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub because: Option<u32>,
+}
+
+impl LineError {
+    /// The error of a line.
+    pub fn of(line: u32, error: FieldError) -> Self {
+        let FieldError {
+            field,
+            reason,
+            because,
+        } = error;
+        Self {
+            line,
+            field,
+            reason,
+            because,
+        }
+    }
 }
 
 impl fmt::Display for LineError {

@@ -12,7 +12,8 @@ use fiec_schemas::programs::TileRange;
 use fiec_schemas::spread::{PARTS_LIMIT, part_id};
 use fiec_schemas::{
     BoundaryEvent, Candidate, Cause, Decision, Digest, Evidence, ExecutionId, ExecutionState,
-    InstanceId, LineError, NodeId, Reading, Signal, Submission, Tenant, Threshold, Timestamp,
+    FieldError, InstanceId, LineError, NodeId, Reading, Signal, Submission, Tenant, Threshold,
+    Timestamp,
 };
 use serde_json::Value;
 use uuid::Uuid;
@@ -274,11 +275,13 @@ fn golden_messages_are_what_is_written_and_read() {
     );
 
     let reply = SubmitReply {
-        errors: vec![LineError {
-            line: 3,
-            field: "viability.memory.low".to_owned(),
-            reason: "must be below high, but 0.9 is not below 0.8".to_owned(),
-        }],
+        errors: vec![LineError::of(
+            3,
+            FieldError::new(
+                "viability.memory.low",
+                "must be below high, but 0.9 is not below 0.8",
+            ),
+        )],
         ..SubmitReply::default()
     };
     committed(

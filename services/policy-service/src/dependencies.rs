@@ -179,13 +179,14 @@ impl<'a> Lines<'a> {
         let mut after = node.after.iter().enumerate();
         let named = after.find(|(_, dependency)| self.place(dependency) == Some(place));
         let Some((n, dependency)) = named else {
-            return FieldError::new("after", format!("line {line} is refused"));
+            return FieldError::because(line, "after", format!("line {line} is refused"));
         };
         let reason = match dependency.is_group() {
             true => format!("line {line}, which belongs to {dependency}, is refused"),
             false => format!("{dependency} is refused (line {line})"),
         };
-        FieldError::new(format!("after[{n}].{}", dependency.field()), reason)
+        let field = format!("after[{n}].{}", dependency.field());
+        FieldError::because(line, field, reason)
     }
 
     /// Lines that depend on something of `missing`.

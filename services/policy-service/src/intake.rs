@@ -336,7 +336,7 @@ impl Intake {
                 tracing::warn!(
                     %error,
                     submission = seq,
-                    "a submission cannot be looked at as a whole; it is tried again"
+                    "a submission cannot be checked as a whole; trying again"
                 );
                 if let Some(open) = self.open.get_mut(&seq) {
                     (open.read, open.failed) = (true, Some(error.to_string()));
@@ -396,7 +396,7 @@ impl Intake {
             }
             open.told = Instant::now();
             if let Err(error) = open.message.ack_with(AckKind::Progress).await {
-                tracing::debug!(%error, submission = seq, "cannot tell that it is being taken in");
+                tracing::debug!(%error, submission = seq, "cannot report that a submission is in progress");
             }
         }
         self.waiting.keep_alive().await;
@@ -538,9 +538,9 @@ impl Cursor {
     /// Rejects the message as a whole. Executions of its lines that have a ledger continue.
     fn give_up(&self, delivered: i64) -> Read {
         let reason = format!(
-            "its message was delivered {delivered} times, and no policy service took in all of it: \
-             each ended or was cut off meanwhile, and its log says why. Lines of the message \
-             that were taken in go on; send the others again, in smaller messages"
+            "the message was delivered {delivered} times, but each policy service ended or lost its \
+             connection before it admitted all lines (see their logs). Admitted lines continue; \
+             send the others again, in smaller messages"
         );
         let tenant = self
             .tenant
@@ -553,11 +553,7 @@ impl Cursor {
         Read::Next(Box::new(Next::Bad {
             message: self.seq,
             tenant,
-            error: LineError {
-                line,
-                field: error.field,
-                reason: error.reason,
-            },
+            error: LineError::of(line, error),
             excerpt: excerpt(text),
         }))
     }

@@ -49,4 +49,3 @@ pub use error::ServiceError;
 pub use intake::STAMP_HEADER;
 pub use options::{Options, WAITING};
 pub use service::PolicyService;
-pub use vetting::NOTHING_TAKEN;

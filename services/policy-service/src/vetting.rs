@@ -71,17 +71,14 @@ pub struct Vetting {
     pub admitted: usize,
 }
 
-/// Begin of the reason against a line that was refused only because of another line.
-pub const NOTHING_TAKEN: &str = "nothing of the message is taken";
-
 /// Refuses every line if one is refused.
 pub fn all_or_nothing(all: impl IntoIterator<Item = u32>, bad: &mut Verdict) {
-    let Some((line, first)) = bad.first_key_value() else {
+    let Some((&first, error)) = bad.first_key_value() else {
         return;
     };
-    let words = format!("{NOTHING_TAKEN}, because of line {line}: {first}");
+    let words = format!("the whole message is refused because of line {first}: {error}");
     for line in all {
-        let refused = || FieldError::new("", words.clone());
+        let refused = || FieldError::because(first, "", words.clone());
         bad.entry(line).or_insert_with(refused);
     }
 }

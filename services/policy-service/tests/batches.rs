@@ -213,7 +213,7 @@ async fn a_message_is_taken_as_a_whole_or_not_at_all_where_it_asks_for_that() {
     let record = stage.record("fiec.record.rejection.lab").await;
     let reason = record["error"]["reason"].as_str().unwrap();
     assert!(
-        reason.contains("nothing of the message is taken, because of line 2: id"),
+        reason.contains("the whole message is refused because of line 2: id"),
         "{reason}"
     );
     // The same by request.

@@ -13,8 +13,8 @@ use fiec_recorder::lab_support::{LedgerWriter, short_ledgers};
 use fiec_recorder::{Recorder, RecorderOptions};
 use fiec_schemas::messages::{NodeEventKind, Record, RecordedReply, RecordedRequest};
 use fiec_schemas::{
-    BoundaryEvent, Cause, Digest, Event, ExecutionId, HardwareVector, InstanceId, LineError,
-    PhaseKind, Reading, Signal, Submission, Tenant, Timestamp, subjects,
+    BoundaryEvent, Cause, Digest, Event, ExecutionId, FieldError, HardwareVector, InstanceId,
+    LineError, PhaseKind, Reading, Signal, Submission, Tenant, Timestamp, subjects,
 };
 use futures_util::StreamExt as _;
 use sqlx::{AssertSqlSafe, PgPool, Postgres, Transaction};
@@ -236,11 +236,7 @@ async fn rejections_and_node_events_are_recorded() {
     let (_servers, broker, pool) = servers().await;
     let (stop, recorder) = start(&broker, &pool);
     let at = Timestamp::now();
-    let error = LineError {
-        line: 3,
-        field: "program".into(),
-        reason: "does not exist\0".into(),
-    };
+    let error = LineError::of(3, FieldError::because(2, "program", "does not exist\0"));
     let excerpt = "{}".to_owned();
     let rejection = Record::Rejection {
         tenant: "lab".into(),
@@ -273,7 +269,12 @@ async fn rejections_and_node_events_are_recorded() {
             .await
             .unwrap();
     }
-    until(&pool, "SELECT count(*) FROM rejections WHERE line = 3", 1).await;
+    until(
+        &pool,
+        "SELECT count(*) FROM rejections WHERE line = 3 AND because = 2",
+        1,
+    )
+    .await;
     until(&pool, "SELECT count(*) FROM nodes WHERE cordoned", 1).await;
     stop.cancel();
     recorder.await.unwrap().unwrap();
@@ -389,11 +390,7 @@ fn rejection() -> Record {
     Record::Rejection {
         tenant: "lab".into(),
         seq: None,
-        error: LineError {
-            line: 1,
-            field: "program".into(),
-            reason: "does not exist".into(),
-        },
+        error: LineError::of(1, FieldError::new("program", "does not exist")),
         excerpt: String::new(),
         at: Timestamp::now(),
     }
@@ -692,11 +689,7 @@ async fn a_record_stream_that_was_made_anew_is_read_from_its_beginning_each_time
             let record = Record::Rejection {
                 tenant: "lab".into(),
                 seq: None,
-                error: LineError {
-                    line,
-                    field: "program".into(),
-                    reason: format!("life {life}"),
-                },
+                error: LineError::of(line, FieldError::new("program", format!("life {life}"))),
                 excerpt: String::new(),
                 at: Timestamp::now(),
             };

@@ -14,7 +14,7 @@ use crate::support::{database, number, rows, words};
 
 /// Each migration with the BLAKE3-256 of its file. Add a line for a new one. Never change a line: each
 /// database remembers what it was made by, and refuses another text.
-const RELEASED: [(&str, &str); 10] = [
+const RELEASED: [(&str, &str); 11] = [
     (
         "0001_executions.sql",
         "84701e9968da87be666aa380960eea2ccc57f9ae3b3bcb0ef06902fc3755d1fa",
@@ -54,6 +54,10 @@ const RELEASED: [(&str, &str); 10] = [
     (
         "0010_ended_submissions.sql",
         "ea07ed6054b860675271ef71ffc07e0f05bd8a9aedea11c69beb13a6dc2bacc5",
+    ),
+    (
+        "0011_refused_with_others.sql",
+        "8cfdf95e2b2c7be9e1c02954fe3b63058e9e7ace6dee028e66d6659983b73436",
     ),
 ];
 

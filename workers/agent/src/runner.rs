@@ -396,9 +396,9 @@ impl Runner {
     async fn overtaken(&mut self, error: AppendError, after: Vec<After>) {
         if matches!(error, AppendError::Conflict) {
             self.shared.metrics.fenced.inc();
-            tracing::warn!("somebody else holds this execution now; dropped");
+            tracing::warn!("another worker holds this execution; dropping it");
         } else {
-            tracing::error!(%error, "append failed for good; dropped");
+            tracing::error!(%error, "append failed permanently; dropping the execution");
         }
         self.drop_staged(after, &NotTaken::Overtaken).await;
         self.child = None;

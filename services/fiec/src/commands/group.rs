@@ -132,7 +132,7 @@ pub async fn wait(
             }
             Err(error) if error.is::<client::Unreachable>() => {
                 if !std::mem::replace(&mut is_silent, true) {
-                    eprintln!("{error}; still waiting, what runs goes on");
+                    eprintln!("{error}; still waiting. Running executions continue");
                 }
             }
             Err(error) => return Err(error),

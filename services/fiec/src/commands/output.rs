@@ -347,9 +347,8 @@ async fn known(
     }
     if known.guarded {
         eprintln!(
-            "its outputs are visible once other nodes have computed them with the same bits \
-             (\"verify\": \"all\"); `fiec status {}` tells how far it is",
-            id
+            "outputs of {id} are visible after other nodes have verified them (\"verify\": \"all\"); \
+             `fiec status {id}` shows the progress"
         );
         return Ok(None);
     }

@@ -1,7 +1,6 @@
 //! `fiec rejections`: refused submissions, from PostgreSQL.
 
 use clap::Args;
-use fiec_policy_service::NOTHING_TAKEN;
 use fiec_schemas::{ClientId, Tenant, Timestamp};
 use serde_json::Value;
 use sqlx::PgPool;
@@ -54,11 +53,10 @@ pub async fn run(args: RejectionsArgs, global: &Global) -> anyhow::Result<Outcom
         None => "true".to_owned(),
     };
     let layout = args.wide.layout();
-    let is_follower = format!("starts_with(reason, {})", literal(NOTHING_TAKEN));
     let (columns, of) = match layout {
         _ if global.json => ("*", of_tenant.clone()),
         Layout::Full => (FULL, of_tenant.clone()),
-        Layout::Within(_) => (SHORT, format!("{of_tenant} AND NOT {is_follower}")),
+        Layout::Within(_) => (SHORT, format!("{of_tenant} AND because IS NULL")),
     };
     let query = format!(
         "SELECT {columns} FROM rejections AS r WHERE {of} ORDER BY r.at DESC, r.seq DESC LIMIT {}",
@@ -74,7 +72,7 @@ pub async fn run(args: RejectionsArgs, global: &Global) -> anyhow::Result<Outcom
     }
     if !global.json && !layout.is_full() {
         let count = format!(
-            "SELECT count(*) AS number FROM rejections WHERE {of_tenant} AND {is_follower}"
+            "SELECT count(*) AS number FROM rejections WHERE {of_tenant} AND because IS NOT NULL"
         );
         let counted = sql::query(&pool, count).await?;
         if let Some(words) = followers_in_words(counted.get(0, "number")) {

@@ -158,7 +158,8 @@ impl<'a> Waiting<'a> {
                     if self.outage.is_none() {
                         self.outage = Some(Instant::now());
                         self.say(&format!(
-                            "{error}; still waiting, what runs goes on (Ctrl-C ends the waiting alone)"
+                            "{error}; still waiting. Running executions continue; Ctrl-C ends only this \
+                             command"
                         ));
                     }
                     tokio::time::sleep(RETRY).await;

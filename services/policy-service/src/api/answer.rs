@@ -122,7 +122,7 @@ fn in_a_header(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fiec_schemas::LineError;
+    use fiec_schemas::{FieldError, LineError};
 
     #[test]
     fn a_refusal_fits_a_header_whatever_it_quotes() {
@@ -137,11 +137,7 @@ mod tests {
     fn refused_lines_are_counted_and_the_first_is_told() {
         assert_eq!(SubmitReply::default().refusal(), None);
         let reply = SubmitReply {
-            errors: vec![LineError {
-                line: 2,
-                field: "colour".to_owned(),
-                reason: "unknown field".to_owned(),
-            }],
+            errors: vec![LineError::of(2, FieldError::new("colour", "unknown field"))],
             ..SubmitReply::default()
         };
         let words = "1 of 1 lines refused; line 2, field colour: unknown field";

@@ -95,12 +95,8 @@ impl Api {
         }
         let mut refused = Vec::new();
         for (line, text) in lines(body) {
-            if let Some(FieldError { field, reason }) = bad.get(&line).cloned() {
-                let error = LineError {
-                    line,
-                    field,
-                    reason,
-                };
+            if let Some(error) = bad.get(&line).cloned() {
+                let error = LineError::of(line, error);
                 refused.push((error.clone(), excerpt(text)));
                 reply.errors.push(error);
             }

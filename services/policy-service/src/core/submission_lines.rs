@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use fiec_policy::{Input, NewExecution, Submitted};
-use fiec_schemas::{LineError, package};
+use fiec_schemas::{FieldError, LineError, package};
 
 use super::{Core, taken};
 use crate::effects::Effects;
@@ -146,11 +146,7 @@ impl Core {
     /// The line never gets a ledger.
     pub(super) fn refuse_line(&mut self, line: &Line, field: &str, reason: String) {
         self.lines.refused();
-        let error = LineError {
-            line: line.number,
-            field: field.to_owned(),
-            reason,
-        };
+        let error = LineError::of(line.number, FieldError::new(field, reason));
         let tenant = line.tip.state.tenant.to_string();
         let excerpt = excerpt(&line.spec.to_json());
         self.reject(Some(line.message), tenant, error, excerpt);

@@ -31,6 +31,8 @@ table! {
         excerpt: String,
         /// When it was refused.
         at: Timestamp,
+        /// The line because of which it was.
+        because: Option<u32>,
     }
 }
 
@@ -123,6 +125,7 @@ pub(super) async fn apply(
                 reason: error.reason.clone(),
                 excerpt: excerpt.clone(),
                 at: *at,
+                because: error.because,
             };
             write_one(tx, &row).await
         }

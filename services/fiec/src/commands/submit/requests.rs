@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use fiec_schemas::array::Elements;
 use fiec_schemas::dependency::graph::{Graph, Vertex};
 use fiec_schemas::submission::{EXECUTIONS_LIMIT, EXPANSION_LIMIT, LINE_LIMIT, LINES_LIMIT};
-use fiec_schemas::{BatchId, ClientId, ExecutionId, LineError, Submission, Tenant};
+use fiec_schemas::{BatchId, ClientId, ExecutionId, FieldError, LineError, Submission, Tenant};
 
 /// Most bytes in one request. The broker's own limit is 1 MiB, and a reply may be longer than its
 /// request.
@@ -44,8 +44,8 @@ impl Requests {
         let fits = lines.len() <= LINES_LIMIT && bytes <= REQUEST_BYTES;
         if atomic && !fits {
             return Err(format!(
-                "it has {} lines and {bytes} bytes; what is taken as a whole may have \
-                 {LINES_LIMIT} lines and {REQUEST_BYTES} bytes: use arrays, or submit it without \
+                "the file has {} lines and {bytes} bytes; an all-or-nothing submission may have at \
+                 most {LINES_LIMIT} lines and {REQUEST_BYTES} bytes: use arrays, or omit \
                  --all-or-nothing",
                 lines.len()
             ));
@@ -104,20 +104,14 @@ impl Requests {
     /// Why a line need not be sent.
     fn in_vain(&self, at: usize) -> Option<LineError> {
         let (number, line) = self.lines.get(at)?;
-        let error = |field: &str, reason| LineError {
-            line: *number,
-            field: field.to_owned(),
-            reason,
-        };
+        let error = |error: FieldError| LineError::of(*number, error);
         if line.len() > LINE_LIMIT {
-            return Some(error(
-                "",
-                format!(
-                    "the line has {} bytes; at most {LINE_LIMIT} are allowed: put bulk data into \
-                     a file that the program reads",
-                    line.len()
-                ),
-            ));
+            let reason = format!(
+                "the line has {} bytes; at most {LINE_LIMIT} are allowed: put bulk data into a file \
+                 that the program reads",
+                line.len()
+            );
+            return Some(error(FieldError::new("", reason)));
         }
         let members = |at| match self.graph.is_group(at) {
             true => self.graph.needs(at).collect(),
@@ -126,8 +120,8 @@ impl Requests {
         let mut needs = self.graph.needs(at).flat_map(members);
         let awaited = needs.find(|needed| self.refused.contains(needed))?;
         let (awaited, _) = self.lines.get(awaited)?;
-        let reason = format!("it waits for line {awaited}, which is refused");
-        Some(error("after", reason))
+        let reason = format!("depends on line {awaited}, which is refused");
+        Some(error(FieldError::because(*awaited, "after", reason)))
     }
 }
 
@@ -317,7 +311,7 @@ mod tests {
         assert!(numbers.is_empty());
         assert_eq!(
             errors[0].to_string(),
-            "line 1, field after: it waits for line 3, which is refused"
+            "line 1, field after: depends on line 3, which is refused"
         );
     }
 
@@ -332,8 +326,8 @@ mod tests {
         assert_eq!(
             said,
             [
-                "line 2, field after: it waits for line 3, which is refused",
-                "line 1, field after: it waits for line 2, which is refused"
+                "line 2, field after: depends on line 3, which is refused",
+                "line 1, field after: depends on line 2, which is refused"
             ]
         );
         assert!(requests.next().is_none());
@@ -360,6 +354,6 @@ mod tests {
         let error = Requests::new(&tenant(), backwards(4, 300_000), true)
             .err()
             .unwrap();
-        assert!(error.starts_with("it has 4 lines and 12"), "{error}");
+        assert!(error.starts_with("the file has 4 lines and 12"), "{error}");
     }
 }
