@@ -110,6 +110,8 @@ class Boundaries:
         self.yield_cause: str | None = None
         self.cancel = False
         self.ended: Stop | None = None
+        # Called with the seconds that are left when the limit of computing is near.
+        self.near_limit: Callable[[float], None] = lambda left: None
 
     def wanted(self) -> bool:
         """Whether a yield, park or cancel is ordered for the next boundary."""

@@ -14,6 +14,7 @@ use fiec_schemas::subjects;
 use crate::client;
 use crate::context::{Global, TenantArg};
 use crate::exit::Outcome;
+use crate::terminal::safe;
 use feed::Feed;
 use shown::Shown;
 use tail::Tail;
@@ -96,7 +97,7 @@ pub async fn run(args: LogsArgs, global: &Global) -> anyhow::Result<Outcome> {
             };
         }
     }
-    write!(out, "{}", shown.finish())?;
+    write!(out, "{}", safe(&shown.finish()))?;
     out.release()?;
     Ok(Outcome::Done)
 }
@@ -121,7 +122,7 @@ fn show(
     json: bool,
 ) -> anyhow::Result<()> {
     if json {
-        writeln!(out, "{}", String::from_utf8_lossy(payload))?;
+        writeln!(out, "{}", safe(&String::from_utf8_lossy(payload)))?;
         return Ok(());
     }
     let Some(text) = shown.take(payload) else {
@@ -135,7 +136,7 @@ fn show(
             }
             out.write_all(&text.bytes)?;
         }
-        Ok(text) => write!(out, "{}", shown.human(&text))?,
+        Ok(text) => write!(out, "{}", safe(&shown.human(&text)))?,
     }
     out.flush()?;
     Ok(())
