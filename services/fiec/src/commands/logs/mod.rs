@@ -97,7 +97,7 @@ pub async fn run(args: LogsArgs, global: &Global) -> anyhow::Result<Outcome> {
             };
         }
     }
-    write!(out, "{}", safe(&shown.finish()))?;
+    write!(out, "{}", safe(shown.finish()))?;
     out.release()?;
     Ok(Outcome::Done)
 }
