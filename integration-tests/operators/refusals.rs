@@ -1,5 +1,7 @@
 //! What `fiec` does when the policy service does nothing for a request.
 
+use std::time::Duration;
+
 use crate::stage::{Lab, workers};
 use fiec_schemas::messages::{ApiReply, ExecutionVerb, RefusalCode};
 use fiec_schemas::subjects;
@@ -48,5 +50,24 @@ async fn a_request_is_made_again_only_where_the_service_did_nothing_and_soon_wil
         assert!(said.contains(last.as_str()), "{said}");
         assert_eq!(service.await.unwrap(), 4);
     }
+    // None is there, and then one.
+    let (client, subject) = (
+        lab.broker.client.clone(),
+        subjects::api_execution(ExecutionVerb::Pause, lab.tenant.clone()),
+    );
+    let late = tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let mut requests = client.subscribe(subject).await.unwrap();
+        let request = requests.next().await.unwrap();
+        let body = serde_json::to_vec(&refused(RefusalCode::Ended)).unwrap();
+        let reply_to = request.reply.unwrap();
+        client.publish(reply_to, body.into()).await.unwrap();
+        client.flush().await.unwrap();
+    });
+    let said = lab.fiec(&["pause", "note"]).await.expect(1).stderr;
+    assert!(said.contains("ended"), "{said}");
+    late.await.unwrap();
+    let said = lab.fiec(&["pause", "note"]).await.expect(4).stderr;
+    assert!(said.contains("no policy service answers"), "{said}");
     lab.end().await;
 }

@@ -30,6 +30,10 @@ const QUEUED: Duration = Duration::from_secs(60);
 /// Longest time for which a request is made again while the service does nothing for it.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Longest time for which no policy service need be there: one that has lost its broker's data ends
+/// and begins again.
+const ABSENCE: Duration = Duration::from_secs(3);
+
 /// Pause before a request is made again.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -58,7 +62,7 @@ async fn request<T: Reply>(broker: &Broker, subject: String, body: Bytes) -> any
 }
 
 /// Asks until a service does or refuses what is asked for, within [`PATIENCE`]: one that is starting
-/// or ending, or has no room, does nothing.
+/// or ending, or has no room, does nothing. Where none is there, asks for [`ABSENCE`].
 async fn request_with<T: Reply>(
     broker: &Broker,
     subject: String,
@@ -67,7 +71,18 @@ async fn request_with<T: Reply>(
 ) -> anyhow::Result<T> {
     let since = Instant::now();
     loop {
-        let reply: T = once(broker, &subject, body.clone(), headers.clone()).await?;
+        let reply = once(broker, &subject, body.clone(), headers.clone()).await?;
+        let Some(reply): Option<T> = reply else {
+            if since.elapsed() >= ABSENCE {
+                bail!(Unreachable(
+                    "no policy service answers: start one with `fiec policy` (or everything with \
+                     `fiec up`)"
+                        .to_owned()
+                ));
+            }
+            tokio::time::sleep(PAUSE).await;
+            continue;
+        };
         let is_momentary = reply.refusal().is_some_and(RefusalCode::is_momentary);
         if !is_momentary || since.elapsed() >= PATIENCE {
             return Ok(reply);
@@ -76,12 +91,13 @@ async fn request_with<T: Reply>(
     }
 }
 
+/// Asks once. None if no policy service is there.
 async fn once<T: Reply>(
     broker: &Broker,
     subject: &str,
     body: Bytes,
     headers: async_nats::HeaderMap,
-) -> anyhow::Result<T> {
+) -> anyhow::Result<Option<T>> {
     let request = async_nats::Request::new()
         .payload(body)
         .headers(headers)
@@ -92,11 +108,7 @@ async fn once<T: Reply>(
         .await
     {
         Ok(reply) => reply,
-        Err(error) if error.kind() == RequestErrorKind::NoResponders => bail!(Unreachable(
-            "no policy service answers: start one with `fiec policy` (or everything with \
-             `fiec up`)"
-                .to_owned()
-        )),
+        Err(error) if error.kind() == RequestErrorKind::NoResponders => return Ok(None),
         Err(error) => {
             bail!(Unreachable(format!(
                 "no answer on {subject} within {DEADLINE:?}: {error}"
@@ -112,8 +124,9 @@ async fn once<T: Reply>(
     {
         bail!("the policy service could not answer {subject}: {error}");
     }
-    serde_json::from_slice(&reply.payload)
-        .with_context(|| format!("the answer on {subject} is not of the expected form"))
+    let reply = serde_json::from_slice(&reply.payload)
+        .with_context(|| format!("the answer on {subject} is not of the expected form"))?;
+    Ok(Some(reply))
 }
 
 /// Sends a request about one execution.
