@@ -461,7 +461,7 @@ pub struct ExecutionState {
     /// last commit or retry. Many of them in a row make its program suspect.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub deaths: Vec<NodeId>,
-    /// What it had computed at its last retry, in µs: its limit counts from there.
+    /// Computing time at the last retry, in µs. The limit of the submission counts from there.
     #[serde(default, skip_serializing_if = "none64")]
     pub limited_from_us: u64,
     /// Counters over its whole life.

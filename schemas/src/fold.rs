@@ -485,6 +485,11 @@ impl ExecutionState {
         Ok(())
     }
 
+    /// Computing time that counts against the submission's limit, up to the last commit, in µs.
+    pub fn limited_us(&self) -> u64 {
+        self.totals.compute_us.saturating_sub(self.limited_from_us)
+    }
+
     /// Marks that this state's message carries σ again in its body. The message that carried it
     /// before may then drop out of the stream.
     pub fn carry_state_again(&mut self) {

@@ -33,7 +33,8 @@ pub struct Deadline {
     pub on_miss: OnMiss,
 }
 
-/// Limit of an execution's computing. Whoever computes longer fails, or is held, as `on_failure` says.
+/// Limit of an execution's computing time. At the limit the execution fails or is held, as
+/// `on_failure` says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Limit {

@@ -44,7 +44,7 @@ impl WideArg {
 pub enum Layout {
     /// Everything, without wrapping.
     Full,
-    /// Lines of at most so many characters.
+    /// Wrapped lines. The number is the most characters of a line.
     Within(usize),
 }
 

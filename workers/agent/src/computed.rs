@@ -18,14 +18,14 @@ use crate::runner::{Runner, Wait};
 /// The program is told after this many hundredths of its limit.
 const NOTICE_PERCENT: u32 = 90;
 
-/// What comes next.
+/// The next step on the way to the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// The program is told.
+    /// Notify the program.
     Notice,
-    /// Its next boundary is the last.
+    /// Make its next boundary the last one.
     End,
-    /// Nothing.
+    /// No step is left.
     Over,
 }
 
@@ -38,27 +38,31 @@ pub(crate) struct Computed {
     /// Since when it computes beyond that. None while it does not compute.
     since: Option<Instant>,
     next: Step,
+    /// Its program knows the order `limit`.
+    hears: bool,
 }
 
 impl Computed {
-    /// None if the execution has no limit.
-    pub fn of(spec: &Submission) -> Option<Self> {
+    /// None if the execution has no limit. `hears`: its program knows the order `limit` for certain.
+    pub fn of(spec: &Submission, hears: bool) -> Option<Self> {
         let Limit { computed_s } = spec.limit?;
         Some(Self {
             limit: Duration::from_secs(computed_s.get().into()),
             done: Duration::ZERO,
             since: None,
             next: Step::Notice,
+            hears,
         })
+    }
+
+    /// The program has said whether it knows the order `limit`.
+    pub fn note(&mut self, hears: bool) {
+        self.hears |= hears;
     }
 
     /// It computes from this state on.
     pub fn begin(&mut self, state: &ExecutionState, now: Instant) {
-        let done = state
-            .totals
-            .compute_us
-            .saturating_sub(state.limited_from_us);
-        self.done = Duration::from_micros(done);
+        self.done = Duration::from_micros(state.limited_us());
         self.since = Some(now);
         if self.next == Step::Over {
             self.next = Step::End;
@@ -109,7 +113,7 @@ impl Runner {
             Step::Notice => {
                 computed.next = Step::End;
                 let left = computed.left(Instant::now()).as_millis();
-                if self.limits {
+                if computed.hears {
                     let left_ms = u64::try_from(left).unwrap_or(u64::MAX);
                     self.order(Order::Limit { left_ms }).await;
                 }
@@ -147,7 +151,7 @@ mod tests {
 
     fn computed(seconds: u32) -> Computed {
         let line = format!(r#"{{"program":"synthetic@1","limit":{{"computed_s":{seconds}}}}}"#);
-        Computed::of(&Submission::parse(line.as_bytes()).unwrap()).unwrap()
+        Computed::of(&Submission::parse(line.as_bytes()).unwrap(), true).unwrap()
     }
 
     #[test]

@@ -216,8 +216,6 @@ pub(crate) struct Runner {
     pub(crate) values: Values,
     /// How long it computes, if its submission limits that.
     pub(crate) computed: Option<Computed>,
-    /// Its program knows the order `limit`.
-    pub(crate) limits: bool,
 }
 
 impl Runner {
@@ -484,7 +482,9 @@ impl Runner {
             Report::Whole => self.stays_whole(),
             Report::Began { at, parks, limits } => {
                 self.parks |= parks;
-                self.limits |= limits;
+                if let Some(computed) = &mut self.computed {
+                    computed.note(limits);
+                }
                 if !self.started {
                     self.since = Some(at);
                 }

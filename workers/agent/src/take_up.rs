@@ -99,9 +99,9 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
     let Some(chain) = tip.link().map(chain::Held::new) else {
         return;
     };
-    let computed = Computed::of(&spec);
     let has_our_child =
         !matches!(&program, Program::Package(package) if package.command().is_some());
+    let computed = Computed::of(&spec, has_our_child);
     let mut runner = Runner {
         shared: shared.clone(),
         spec,
@@ -135,7 +135,6 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
         settling: None,
         gave_up: false,
         parks: has_our_child,
-        limits: has_our_child,
         program,
         fetches: Fetches::default(),
         grant: None,

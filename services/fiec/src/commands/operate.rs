@@ -207,10 +207,7 @@ fn print_state(state: &ExecutionState, reply: &ApiReply, ended: Option<String>) 
         rows.push(("program", spec.program.clone()));
         rows.push(("params", shorten(&spec.params.to_string())));
         if let Some(limit) = spec.limit {
-            let (us, all) = (
-                state.totals.compute_us - state.limited_from_us,
-                limit.computed_s,
-            );
+            let (us, all) = (state.limited_us(), limit.computed_s);
             rows.push((
                 "computed",
                 format!("{:.1} s of {all} s (limit)", us as f64 / 1e6),
