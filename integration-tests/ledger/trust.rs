@@ -105,7 +105,7 @@ async fn a_node_that_starts_to_corrupt_is_found_out_and_no_wrong_output_is_ever_
     let reason = quarantined(&lab, &bad).await;
     // Two others have found the same: no proof of its own was needed.
     assert!(
-        reason.contains("other bits than") && reason.contains(" and "),
+        reason.contains("differ from those of") && reason.contains(" and "),
         "{reason}"
     );
 

@@ -107,8 +107,8 @@ async fn kept(lab: &Lab, stream: &Stream<'_>) -> Timestamp {
         let own = why(lab, "g-0").await?;
         let newest = Stream::name(stream.sent.get().checked_sub(1)?);
         let other = why(lab, &newest).await?;
-        let told = own.contains("what becomes free is kept for it")
-            && other.contains("what becomes free is kept for the gang g of 4");
+        let told = own.contains("free slots are reserved for it")
+            && other.contains("are reserved for the gang g of 4");
         told.then(Timestamp::now)
     })
     .await
@@ -196,11 +196,11 @@ async fn a_gang_has_places_kept_on_a_full_cluster_and_begins_together() {
         free_places(&lab, long).await;
         let why = lab.fiec(&["why", "g-0"]).await.expect(0).stdout;
         assert!(
-            why.contains("what becomes free is kept for it") && why.contains("room for 3"),
+            why.contains("free slots are reserved for it") && why.contains("room for 3"),
             "{why}"
         );
         let told = "SELECT count(*) FROM waiting_verdicts \
-                    WHERE summary LIKE '%is kept for the gang g of 4%'";
+                    WHERE summary LIKE '%are reserved for the gang g of 4%'";
         until("SQL says so as well", async || {
             (lab.count(told).await > 0).then_some(())
         })

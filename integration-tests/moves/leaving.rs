@@ -101,7 +101,7 @@ async fn a_node_that_is_killed_when_it_said_it_would_be_has_lost_no_work() {
         (why.code == 0).then_some(why.stdout)
     })
     .await;
-    assert!(told.contains("it will be gone at"), "{told}");
+    assert!(told.contains("it ends at"), "{told}");
     assert!(told.contains(&format!("undrain {node}")), "{told}");
     gone_at(&mut lab, &node, at).await;
 
@@ -146,7 +146,7 @@ async fn what_finds_no_other_place_commits_and_waits_before_its_node_is_gone() {
     gone_at(&mut lab, &node, at).await;
     assert_eq!(lab.journal.of(id).last().unwrap().phase(), "pending");
     let why = lab.fiec(&["why", "alone"]).await.expect(0);
-    assert!(why.stdout.contains("node will be gone"), "{why:?}");
+    assert!(why.stdout.contains("node ends at"), "{why:?}");
 
     lab.fiec(&["cancel", "busy"]).await.expect(0);
     let last = lab.journal.ended(id, "completed").await;

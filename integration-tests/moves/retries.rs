@@ -190,6 +190,9 @@ async fn a_failed_and_a_cancelled_execution_start_again_from_their_last_commit()
         said.contains("is failed: `fiec retry l` starts it again"),
         "{said}"
     );
+    let said = lab.fiec(&["resume", "c"]).await.expect(1).stderr;
+    let words = "c is already cancelled; `fiec retry c` starts it again from its last commit";
+    assert!(said.contains(words), "{said}");
 
     lab.fiec(&["retry", "f", "l", "c"]).await.expect(0);
     let last = completes(&lab, failed).await;

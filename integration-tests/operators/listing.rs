@@ -27,7 +27,18 @@ async fn executions_are_listed_waited_for_and_their_results_read() {
 
     lab.recorded(1).await;
     let live = lab.fiec(&["ls"]).await.expect(0);
-    assert!(live.stderr.contains("--all"), "nothing is live: {live:?}");
+    let words = "there is no such live execution; --all also lists ended ones";
+    assert!(live.stderr.contains(words), "{live:?}");
+    let ended = lab.fiec(&["status", &id]).await.expect(0).stdout;
+    assert!(
+        ended.contains("completed") && ended.contains("ended at"),
+        "{ended}"
+    );
+    let more = format!("`fiec history {id}` has program");
+    assert!(
+        ended.contains("synthetic@1") || ended.contains(&more),
+        "{ended}"
+    );
     let done = [
         "ls",
         "--phase",
@@ -57,6 +68,14 @@ async fn executions_are_listed_waited_for_and_their_results_read() {
     assert_eq!(both.json_lines().len(), 2, "{both:?}");
     lab.fiec(&["cancel", "a", "b"]).await.expect(0);
     lab.fiec(&["wait", "a", "b"]).await.expect(3);
+    lab.recorded(3).await;
+    for command in [["history", "-n", "1"].as_slice(), &["ls", "-a", "-n", "1"]] {
+        let last = lab.fiec(command).await.expect(0);
+        let words = "these are the latest 1 of 3; `-n` lists more";
+        assert!(last.stderr.contains(words), "{last:?}");
+        let json = lab.fiec(&[command, &["--json"]].concat()).await.expect(0);
+        assert_eq!(json.json_lines().len(), 1, "{json:?}");
+    }
 
     // A line that nobody was told of.
     lab.publish_text(r#"{"id":"bad","program":7}"#).await;

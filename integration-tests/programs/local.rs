@@ -70,12 +70,15 @@ def say(**fields):
     lines.write(json.dumps(fields).encode() + b"\n")
     lines.flush()
 n, hidden = 0, 0
+def capsule(): pass
+def outputs(): return []
 {state_and_take}
 run = hear()
 if run["state"]:
     take(json.loads(base64.b64decode(run["state"])))
 while n < 4:
     n, hidden = n + 1, hidden + n
+    capsule()
     say(**{{"is": "boundary"}})
     while True:
         told = hear()
@@ -84,11 +87,11 @@ while n < 4:
         if told["is"] != "state":
             sys.exit(0)
         text = json.dumps(state()).encode()
-        say(**{{"is": "state", "state": base64.b64encode(text).decode()}})
-say(**{{"is": "completed", "result": {{"n": n, "hidden": hidden}}}})
+        say(**{{"is": "state", "state": base64.b64encode(text).decode(), "outputs": outputs()}})
+say(**{{"is": "completed", "result": {{"n": n, "hidden": hidden}}, "outputs": outputs()}})
 "#
     );
-    package("json_lines", "run.py", &text, json!({}))
+    package("json_lines", "run.py", &text, json!({"outputs": ["at-*"]}))
 }
 
 fn complete() -> tempfile::TempDir {
@@ -447,6 +450,34 @@ fn a_program_that_makes_an_output_again_breaks_forward_independence() {
 }
 
 #[test]
+fn an_output_that_is_named_only_at_its_own_boundary_breaks_determinism() {
+    let program = |outputs: &str| {
+        python(&format!(
+            r#"
+def state(): return [n, hidden]
+def take(state):
+    global n, hidden
+    n, hidden = state
+made = []
+def capsule():
+    if n == 2:
+        with open(run["outputs"] + "/at-2", "w") as file:
+            file.write("2")
+        made.append("at-2")
+def outputs():
+    {outputs}"#
+        ))
+    };
+    let (boundary, what) = broken(&program("return ['at-2'] if n == 2 else []"), "determinism");
+    assert_eq!(boundary, None);
+    let words = "without commits before the end: output \"at-2\" is missing. Name an output";
+    assert!(what.starts_with(words), "{what}");
+    let kept = program("named = list(made); made.clear(); return named");
+    let (value, status) = check(kept.path().to_str().unwrap(), &[]);
+    assert_eq!((&value["broken"], status), (&json!({}), 0), "{value}");
+}
+
+#[test]
 fn a_check_says_in_words_what_it_covered() {
     let output = fiec(&[
         "check",
@@ -507,6 +538,13 @@ fn a_program_that_stops_where_it_was_not_asked_to_is_not_approved() {
     assert_eq!(output.status.code(), Some(1), "{errors}");
     assert!(
         errors.contains("the program yielded at boundary 1 without an order"),
+        "{errors}"
+    );
+    let output = fiec(&["check", path]);
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(
+        errors.contains("fails undisturbed: it yielded at boundary 1 without an order"),
         "{errors}"
     );
 }

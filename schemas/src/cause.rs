@@ -129,11 +129,11 @@ impl Cause {
                 e.threshold.dwell_ms,
                 e.since
             ),
-            Cause::Operator { who } => format!("asked for by {who}"),
-            Cause::Drain { who } => format!("node is draining, asked for by {who}"),
+            Cause::Operator { who } => format!("requested by {who}"),
+            Cause::Drain { who } => format!("node is draining, requested by {who}"),
             Cause::Lost { silent_ms } => format!("node was silent for {silent_ms} ms"),
-            Cause::NotTaken { reason, .. } => format!("node did not take it: {reason}"),
-            Cause::Orphaned { reason } => format!("nobody held it: {reason}"),
+            Cause::NotTaken { reason, .. } => format!("node did not start it: {reason}"),
+            Cause::Orphaned { reason } => format!("no node held it: {reason}"),
             Cause::Resumed => "resumed, after a pause or a retry".to_owned(),
             Cause::Balance => "another node had a free slot".to_owned(),
             Cause::Corrupt { node, reason } => format!(
@@ -141,16 +141,16 @@ impl Cause {
                 node.as_ref().map_or("a node", |n| n.as_str())
             ),
             Cause::Preempted { rule, reason, .. } => {
-                format!("gave way to another ({}): {reason}", rule.as_str())
+                format!("preempted ({}): {reason}", rule.as_str())
             }
             Cause::Reallocated { upgrade, reason } => {
                 let to = if *upgrade { "larger" } else { "smaller" };
                 format!("moved to a {to} device: {reason}")
             }
             Cause::Asked { reason } => format!("the program asked for more: {reason}"),
-            Cause::Revoked { who, at } => format!("node will be gone at {at}, said {who}"),
+            Cause::Revoked { who, at } => format!("node ends at {at}, announced by {who}"),
             Cause::Unviable { reason } => format!("no place is viable: {reason}"),
-            Cause::Parts => "its own range is done; the rest is with its parts".to_owned(),
+            Cause::Parts => "its own range is done; its parts compute the rest".to_owned(),
             Cause::PartFailed { reason, .. } => format!("it cannot complete: {reason}"),
         }
     }

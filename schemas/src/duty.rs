@@ -115,7 +115,7 @@ impl Task {
             Self::Compute => "commit its next boundary or end",
             Self::Cancel => "cancel it, as requested",
             Self::Pause => "pause it, as requested",
-            Self::Unpark => "let it go on where it is parked, or move it",
+            Self::Unpark => "resume it where it is parked, or move it",
             Self::Resume => "resume it (`fiec resume`)",
             Self::Retry => "retry it (`fiec retry`), or cancel it",
             Self::Verify => "have it verified by other nodes",

@@ -179,7 +179,7 @@ macro_rules! name_type {
 
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                deserializer.deserialize_str(Parsed::new(concat!("a ", $kind)))
+                deserializer.deserialize_str(Parsed::new("a text"))
             }
         }
 

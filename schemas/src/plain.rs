@@ -1,6 +1,10 @@
 //! Translates the messages of a JSON parser into words of JSON, without types of this source or a
 //! second line number.
 
+use crate::scheduling::PRIORITY_LIMIT;
+
+/// Least similarity of two names, from 0 to 1, for one to be a slip of the other.
+const SIMILAR: f64 = 0.8;
 /// The forms of a deadline. A bare date is meant as the first one.
 const DEADLINE: &str = r#"write {"at": "2026-12-31T18:00:00Z"} or {"within_s": 7200}"#;
 
@@ -24,6 +28,9 @@ pub(crate) fn refusal(reason: &str) -> String {
         Some(place) => &reason[..place],
         None => reason,
     };
+    if let Some(words) = misspelt(reason) {
+        return words;
+    }
     if reason.starts_with("invalid length ") && reason.contains(", expected struct ") {
         return "must be an object, but is a list".to_owned();
     }
@@ -33,6 +40,16 @@ pub(crate) fn refusal(reason: &str) -> String {
         Some((is, must_be)) => format!("must be {}, but is {}", expected(must_be), found(is)),
         None => reason.to_owned(),
     }
+}
+
+/// The name that was probably meant by an unknown field.
+fn misspelt(reason: &str) -> Option<String> {
+    let rest = reason.strip_prefix("unknown field `")?;
+    let (field, names) = rest.split_once("`, expected ")?;
+    let names = names.split('`').skip(1).step_by(2);
+    let rated = names.map(|name| (strsim::jaro_winkler(field, name), name));
+    let (likeness, name) = rated.max_by(|a, b| a.0.total_cmp(&b.0))?;
+    (likeness >= SIMILAR).then(|| format!("unknown field `{field}`; did you mean `{name}`?"))
 }
 
 /// The reason, with the right form if people often miss it.
@@ -55,7 +72,8 @@ fn expected(text: &str) -> String {
         "u16" => whole("0", "65535"),
         "u32" => whole("0", "4294967295"),
         "u64" | "usize" => "a whole number, 0 or more".to_owned(),
-        "i16" => whole("-32768", "32767"),
+        // Only priorities have this type.
+        "i16" => format!("a whole number from -{PRIORITY_LIMIT} to {PRIORITY_LIMIT}"),
         "i32" | "i64" => "a whole number".to_owned(),
         "f32" | "f64" => "a number".to_owned(),
         text if text.starts_with("a nonzero ") => "a whole number above 0".to_owned(),
@@ -110,6 +128,19 @@ mod tests {
             (
                 r#"{"program":"synthetic@1","retries":-1}"#,
                 "retries: must be a whole number from 0 to 4294967295, but is the number -1",
+            ),
+            (
+                r#"{"program":"synthetic@1","retry":1}"#,
+                "unknown field `retry`; did you mean `retries`?",
+            ),
+            (
+                r#"{"program":"synthetic@1","id":123}"#,
+                "id: must be a text, but is the number 123",
+            ),
+            (
+                r#"{"program":"synthetic@1","priority":9007199254740993}"#,
+                "priority: must be a whole number from -100 to 100, but is the number \
+                 9007199254740993",
             ),
             (
                 r#"{"program":"synthetic@1","labels":true}"#,

@@ -274,4 +274,11 @@ mod tests {
     fn the_command_line_is_consistent() {
         lab::with_commands(Cli::command()).debug_assert();
     }
+
+    #[test]
+    fn a_missing_id_is_told_without_options_that_have_a_default() {
+        let error = Cli::try_parse_from(["fiec", "report"]).err().unwrap();
+        let text = error.to_string();
+        assert!(text.contains("Usage: fiec report [OPTIONS] <ID>"), "{text}");
+    }
 }

@@ -78,7 +78,7 @@ pub async fn left_out(
         .get(0, "number")
         .and_then(|n| n.parse::<usize>().ok());
     let all = all.filter(|all| *all > listed);
-    Ok(all.map(|all| format!("these are the latest {listed} of {all}")))
+    Ok(all.map(|all| format!("these are the latest {listed} of {all}; `-n` lists more")))
 }
 
 impl Rows {

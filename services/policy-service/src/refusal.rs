@@ -103,7 +103,7 @@ pub enum Refusal {
     #[error("{0} is not quarantined")]
     NotQuarantined(NodeId),
     /// The execution has ended.
-    #[error("{name} is already {phase}; `fiec history {name}` shows its decisions")]
+    #[error("{name} is already {phase}; {}", after_the_end(.name, *.phase))]
     Ended {
         /// The execution.
         name: String,
@@ -424,6 +424,14 @@ impl From<AppendError> for Refusal {
             AppendError::Transition(error) => Self::Forbidden(error),
             error => Self::Broker(error.to_string()),
         }
+    }
+}
+
+/// What to do about an execution that has ended.
+fn after_the_end(name: &str, phase: PhaseKind) -> String {
+    match phase.can_be_retried() {
+        true => format!("`fiec retry {name}` starts it again from its last commit"),
+        false => format!("`fiec history {name}` shows its decisions"),
     }
 }
 

@@ -10,25 +10,28 @@ use crate::lifecycle::placement::NAMES;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum YieldRefusal {
     /// No live execution has this id.
-    #[error("it is not live: it has ended, or it never was; `fiec history` tells")]
+    #[error(
+        "it is not running: it has ended, or it never was (`fiec retry` starts one that failed or \
+         was cancelled again)"
+    )]
     NotLive,
     /// Its binding is being appended.
-    #[error("it is being bound at this moment; try again")]
+    #[error("its binding to a node is being stored. Try again")]
     Busy,
     /// It has no node.
     #[error(
-        "it is not bound to a node: it waits for one; `fiec why` tells what for, and `fiec pin` \
-         says where it is to go"
+        "it is not bound to a node yet. `fiec why` says what it waits for, and `fiec pin` chooses \
+         its node"
     )]
     Pending,
     /// It is paused.
-    #[error("it is paused and on no node; `fiec resume` lets it go on")]
+    #[error("it is paused and on no node. Use `fiec resume`")]
     Paused,
     /// It has failed and is held.
-    #[error("it has failed and is held on no node; `fiec retry` lets it start again")]
+    #[error("it has failed and is held. Use `fiec retry`")]
     HasFailed,
     /// Its computation is done, and verification is under way.
-    #[error("it is computed, and others compute it once more")]
+    #[error("its computation is done, and other nodes verify it")]
     Verifying,
     /// It waits for other executions.
     #[error("{0}")]

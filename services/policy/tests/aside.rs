@@ -186,7 +186,7 @@ fn what_has_stood_too_long_gives_up_what_it_keeps() {
     lab.play(60_000, for_ever);
     assert_eq!((lab.running(), lab.phase(1)), (vec![2], "pending".into()));
     let why = lab.w.why(1).summary;
-    assert!(why.contains("it has stood aside for 5"), "{why}");
+    assert!(why.contains("it has been preempted for 5"), "{why}");
 }
 
 /// An amount of memory that costs almost nothing to keep.

@@ -68,8 +68,8 @@ fn a_gang_starts_although_there_is_always_something_that_would_fit() {
         waited += 250;
         let last = lab.every.keys().next_back().copied().unwrap();
         let says = |n, words: &str| lab.w.why(n).summary.contains(words);
-        words.0 |= says(1, "what becomes free is kept for it");
-        words.1 |= says(last, "is kept for the gang g of 3");
+        words.0 |= says(1, "free slots are reserved for it");
+        words.1 |= says(last, "are reserved for the gang g of 3");
     }
     assert_eq!(words, (true, true), "both are told");
     // Ten seconds until the reservation, and the longest of the executions that ran then.
@@ -151,7 +151,12 @@ fn with_one_device_taken(slots: u32, fields: &str) -> Lab {
         lab.submit(n, 500, &gang(2, &format!(",{DEVICE}")));
     }
     lab.play(12_000, for_ever);
-    assert!(lab.w.why(1).summary.contains("is kept for it"));
+    assert!(
+        lab.w
+            .why(1)
+            .summary
+            .contains("free slots are reserved for it")
+    );
     lab
 }
 
@@ -182,7 +187,7 @@ fn slots_that_a_gang_waits_for_devices_beside_are_had_by_others() {
     lab.play(2_000, for_ever);
     assert_eq!(lab.running(), [10, 20], "two slots are for the gang");
     let why = lab.w.why(21).summary;
-    assert!(why.contains("is kept for the gang g of 2"), "{why}");
+    assert!(why.contains("are reserved for the gang g of 2"), "{why}");
     lab.w.complete(10);
     lab.play(2_000, for_ever);
     assert_eq!(lab.running(), [1, 2, 20, 21]);
@@ -319,7 +324,7 @@ fn what_gave_way_to_a_gang_by_another_replicas_order_is_kept_for_it_here_too() {
         lab.w
             .why(12)
             .summary
-            .contains("is kept for the gang g of 2"),
+            .contains("are reserved for the gang g of 2"),
         "{}",
         lab.w.why(12).summary
     );
@@ -337,7 +342,12 @@ fn what_waits_behind_a_gang_has_others_give_way_where_nothing_is_kept_for_that()
         lab.submit(n, 500, &gang(2, &format!(r#","priority":10,{}"#, on("n0"))));
     }
     lab.play(15_000, for_ever);
-    assert!(lab.w.why(1).summary.contains("is kept for it"));
+    assert!(
+        lab.w
+            .why(1)
+            .summary
+            .contains("free slots are reserved for it")
+    );
     lab.submit(13, 500, &format!(r#""priority":5,{}"#, on("n1")));
     lab.play(5_000, for_ever);
     assert_eq!(lab.running(), [10, 11, 13], "{}", lab.w.why(13).summary);
@@ -388,7 +398,7 @@ fn a_gang_for_which_the_nodes_have_no_room_at_all_is_told_so_until_there_are_mor
     let why = lab.w.why(1);
     assert!(
         why.summary
-            .contains("room for 4 of them now, and the nodes that are here have none for all"),
+            .contains("room for 4 of them now, and the present nodes cannot hold all of it"),
         "{}",
         why.summary
     );

@@ -181,7 +181,7 @@ fn of_a_batch_only_so_many_run_at_once() {
     w.pass(500);
     assert_eq!(w.running(), 3, "two of the sweep, and the other");
     let why = w.why(6).summary;
-    assert!(why.contains("its batch, of which 2 run at once"), "{why}");
+    assert!(why.contains("its batch runs at most 2 at once"), "{why}");
     for n in 1..=6 {
         w.complete_if_bound(n);
         w.pass(300);

@@ -152,10 +152,7 @@ fn what_a_revoked_node_runs_moves_at_once_the_slowest_first_and_nothing_new_come
     assert!(matches!(w.phase(3), Phase::Pending { .. }));
     let why = w.why(3);
     let n0 = &why.candidates[0].rejected;
-    assert!(
-        n0.iter().any(|r| r.contains("it will be gone at")),
-        "{n0:?}"
-    );
+    assert!(n0.iter().any(|r| r.contains("it ends at")), "{n0:?}");
     assert!(
         why.would_help.iter().any(|h| h.contains("undrain n0")),
         "{why:?}"
@@ -191,11 +188,7 @@ fn where_no_other_node_is_it_computes_on_as_long_as_it_can_still_commit() {
     assert!(
         matches!(w.phase(1), Phase::Pending { .. }) && matches!(w.phase(2), Phase::Pending { .. })
     );
-    assert!(
-        w.why(1).summary.contains("node will be gone"),
-        "{:?}",
-        w.why(1)
-    );
+    assert!(w.why(1).summary.contains("node ends at"), "{:?}", w.why(1));
     // The next instance of the node is not revoked.
     w.restart_node(0);
     w.pass(2_000);

@@ -27,11 +27,15 @@ fn requested(nodes: usize, what: RequestKind) -> World {
     let mut w = World::new(nodes);
     w.submit_and_store(1);
     w.start(1);
+    request(&mut w, what);
+    w
+}
+
+fn request(w: &mut World, what: RequestKind) {
     let author = w.author(1);
     let who = "ann@lab".to_owned();
     let event = Event::Requested { who, what };
     w.append(World::id(1), vec![event], &author, true);
-    w
 }
 
 #[test]
@@ -46,6 +50,27 @@ fn a_confirmed_pause_is_carried_out_when_its_worker_is_lost() {
     w.speak(node);
     w.pass(SILENT_MS);
     assert_eq!(w.phase(1).kind(), PhaseKind::Paused);
+}
+
+#[test]
+fn a_missed_deadline_says_if_the_execution_was_paused_or_never_computed() {
+    let mut w = World::new(2);
+    let deadline = r#""deadline":{"within_s":60,"on_miss":"fail"}"#;
+    w.submit_line(1, deadline);
+    w.submit_line(2, &format!(r#"{deadline},"requires":{{"nodes":["n9"]}}"#));
+    w.start(1);
+    request(&mut w, RequestKind::Pause);
+    let node = w.node_of(1);
+    lose(&mut w, node);
+    assert_eq!(w.phase(1).kind(), PhaseKind::Paused);
+    w.pass(60_000);
+    for (n, words) in [(1, "; it was paused"), (2, "; it had computed nothing")] {
+        let history = &w.ledgers[&World::id(n)].history;
+        let Some((_, Event::Failed { reason, .. })) = history.last() else {
+            panic!("{history:?}")
+        };
+        assert!(reason.ends_with(words), "{reason}");
+    }
 }
 
 #[test]

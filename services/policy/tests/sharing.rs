@@ -101,7 +101,7 @@ fn whose_place_would_do_gives_way_although_many_elsewhere_would_lose_less() {
     assert_eq!((went, lab.runs(20)), (vec![13], true));
     assert_eq!(lab.running().len(), 13, "all others go on");
     let reason = lab.reason(13).1;
-    let words = "; 12 that would go first are where the other one could not be";
+    let words = "; 12 that would be preempted first are on nodes that the waiting one cannot use";
     assert!(reason.contains(words), "{reason}");
 }
 

@@ -58,7 +58,10 @@ fn where_no_node_is_free_or_others_wait_or_little_is_left_nobody_splits() {
     world.work(&mut work, 5_000);
     assert!(work.told.is_empty());
     let summary = world.why(1).summary;
-    assert!(summary.contains("no other place could take"), "{summary}");
+    assert!(
+        summary.contains("no other node can take one more part"),
+        "{summary}"
+    );
     // There is a place but nothing to gain: less than two seconds are left.
     let (mut world, mut work) = whole(2, 100, 19, 3);
     world.work_out(&mut work, 5_000);
@@ -91,12 +94,13 @@ fn an_order_to_split_that_is_refused_or_ignored_is_given_again_more_and_more_rar
         let told = work.told.len();
         assert!((3..=6).contains(&told), "{told} orders, deaf: {deaf}");
         let summary = world.why(1).summary;
-        let told = summary.contains("is told to give") || summary.contains("it was not split");
+        let told = summary.contains("has the order to split off half")
+            || summary.contains("it was not split");
         assert!(
             if deaf {
                 told
             } else {
-                summary.contains("in vain (it is parked)")
+                summary.contains("failed (it is parked)")
             },
             "{summary}"
         );

@@ -537,10 +537,7 @@ fn nothing_is_computed_twice_while_real_work_waits_or_nobody_asked_for_it() {
     w.start(9);
     w.commit(9, 1, "one");
     w.pass(1_000);
-    assert!(
-        w.questions().is_empty(),
-        "by default nothing in a policy of its own"
-    );
+    assert!(w.questions().is_empty(), "by default nothing is verified");
     for n in 1..=3 {
         w.submit_line(n, r#""verify":"all""#);
         w.start(n);

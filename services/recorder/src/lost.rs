@@ -298,7 +298,7 @@ pub(crate) async fn rewind(tx: &mut PgConnection, rewind: &Rewind) -> sqlx::Resu
         "UPDATE executions SET ordinal = $2 - 1, digest = NULL, finished_at = NULL, capsules = NULL, \
          result = NULL, outputs = NULL, failure = NULL, stderr_tail = NULL, \
          fault = NULL, fault_owner = NULL, \
-         first_started_at = (SELECT min(started_at) FROM placements WHERE execution = $1) \
+         first_started_at = (SELECT min(computing_since) FROM placements WHERE execution = $1) \
          WHERE id = $1",
     )
     .bind(argument(&rewind.execution))

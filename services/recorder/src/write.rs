@@ -227,7 +227,7 @@ pub(crate) async fn write_late(tx: &mut PgConnection, batch: &Prepared) -> sqlx:
             "UPDATE executions SET first_started_at = least(first_started_at, $2) WHERE id = $1",
         )
         .bind(argument(&row.execution))
-        .bind(argument(&row.started_at))
+        .bind(argument(&row.computing_since))
         .execute(&mut *tx)
         .await?;
     }

@@ -68,7 +68,7 @@ fn bound(epoch: u64, node: &str, instance: InstanceId, cause: Cause) -> Event {
     }
 }
 
-/// Bound to a, started, one boundary, handed over to b under pressure, started 4 ms later.
+/// Bound to a, started after 1 ms and said so after 3, one boundary, handed over to b under pressure, started 4 ms later.
 fn handover(first: u64) -> (ExecutionId, Vec<FeedItem>) {
     let tenant = Tenant::new("lab").unwrap();
     let submission =
@@ -111,7 +111,7 @@ fn handover(first: u64) -> (ExecutionId, Vec<FeedItem>) {
                 epoch: 1,
                 computing_since: at(1),
             }],
-            1,
+            3,
         ),
         (vec![boundary(1, 30)], 31),
         (
@@ -201,6 +201,8 @@ async fn a_handover_is_told_by_the_views() {
          labels ->> 'who') FROM execution_summary",
     );
     assert_eq!(row.await, "job started b 2 9 2 <ada>");
+    let waited = "SELECT (1000 * extract(epoch FROM waited))::bigint FROM execution_summary";
+    assert_eq!(number(&db.pool, waited).await, 1, "until its first capsule");
     let row = words(
         &db.pool,
         "SELECT string_agg(concat_ws(' ', node, measured, host_joules, \

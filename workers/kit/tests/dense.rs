@@ -439,7 +439,7 @@ fn bad_input_names_parameter_file_and_rule() {
         (
             LU,
             json!({ "matrix": file("x.txt", b"hello") }),
-            &["x.txt", "neither"],
+            &["x.txt", "neither", "%%MatrixMarket matrix coordinate|array"],
         ),
         (
             LU,

@@ -29,8 +29,17 @@ const CATCH_UP: Duration = Duration::from_secs(1);
 /// Options of `fiec history`.
 #[derive(Debug, Args)]
 pub struct HistoryArgs {
-    /// Execution id, or the id that the client gave [default: the last 20 executions]
+    /// Execution id, or the id that the client gave [default: the last executions]
     pub id: Option<String>,
+    /// List at most N
+    #[arg(
+        long,
+        short = 'n',
+        value_name = "N",
+        default_value_t = 20,
+        conflicts_with = "id"
+    )]
+    pub limit: u32,
     #[command(flatten)]
     pub tenant: TenantArg,
     #[command(flatten)]
@@ -39,6 +48,7 @@ pub struct HistoryArgs {
 
 /// Options of `fiec report`.
 #[derive(Debug, Args)]
+#[command(override_usage = "fiec report [OPTIONS] <ID>")]
 pub struct ReportArgs {
     /// Execution id, or the id that the client gave
     pub id: String,
@@ -86,7 +96,7 @@ pub async fn run(args: HistoryArgs, global: &Global) -> anyhow::Result<Outcome> 
                     Outcome::Failed
                 })
             }
-            None => list(&pool, &args.tenant.tenant, layout, global).await,
+            None => list(&pool, &args, global).await,
         }
     })
     .await
@@ -103,16 +113,9 @@ async fn within<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Res
     }
 }
 
-/// Executions in the list without an id.
-const LISTED: u32 = 20;
-
 /// The last executions.
-async fn list(
-    pool: &PgPool,
-    tenant: &Tenant,
-    layout: Layout,
-    global: &Global,
-) -> anyhow::Result<Outcome> {
+async fn list(pool: &PgPool, args: &HistoryArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let (tenant, limit, layout) = (&args.tenant.tenant, args.limit, args.wide.layout());
     let behind = behind(pool, global).await?;
     let columns = match global.json {
         true => "e.*, x.capsules".to_owned(),
@@ -123,14 +126,14 @@ async fn list(
         format!(
             "SELECT {columns} FROM execution_summary AS e \
              JOIN executions AS x ON x.id = e.execution WHERE e.tenant = '{tenant}' \
-             ORDER BY e.submitted_at DESC LIMIT {LISTED}"
+             ORDER BY e.submitted_at DESC LIMIT {limit}"
         ),
     )
     .await?;
     rows.print(&history_table::LIST, layout, global.json);
     let of = format!("executions WHERE tenant = '{tenant}'");
-    if let Some(words) = sql::left_out(pool, &rows, LISTED, &of).await? {
-        eprintln!("{words}; `fiec ls --all` lists more");
+    if let Some(words) = sql::left_out(pool, &rows, limit, &of).await? {
+        eprintln!("{words}");
     }
     if let Some(words) = behind {
         eprintln!("{words}");

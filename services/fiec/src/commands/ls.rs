@@ -130,17 +130,16 @@ pub async fn run(args: LsArgs, global: &Global) -> anyhow::Result<Outcome> {
     );
     let rows = sql::query(&pool, query).await?;
     if rows.rows.is_empty() && !global.json {
-        let hint = match args.all || !args.phase.is_empty() {
-            true => "",
-            false => " (--all lists ended ones as well)",
-        };
-        eprintln!("no execution is so{hint}");
+        match args.all || !args.phase.is_empty() {
+            true => eprintln!("there is no such execution"),
+            false => eprintln!("there is no such live execution; --all also lists ended ones"),
+        }
     } else {
         rows.print(&COLUMNS, layout, global.json);
     }
     let of = format!("executions AS x WHERE {}", args.conditions());
     if let Some(words) = sql::left_out(&pool, &rows, args.limit, &of).await? {
-        eprintln!("{words}; `-n` lists more");
+        eprintln!("{words}");
     }
     Ok(Outcome::Done)
 }

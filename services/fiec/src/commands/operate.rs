@@ -228,6 +228,14 @@ fn print_state(state: &ExecutionState, reply: &ApiReply, ended: Option<String>) 
     rows.push(("submitted", state.submitted_at.to_string()));
     if state.phase.is_terminal() {
         rows.push(("ended at", state.at.to_string()));
+        if state.spec.is_none() {
+            let name = match &state.client_id {
+                Some(id) => id.to_string(),
+                None => state.execution.to_string(),
+            };
+            let more = format!("`fiec history {name}` has program, nodes and times");
+            rows.push(("history", more));
+        }
     }
     if let Some(place) = &state.boundary {
         rows.push((

@@ -81,7 +81,7 @@ pub async fn run(args: RejectionsArgs, global: &Global) -> anyhow::Result<Outcom
     }
     let of = format!("rejections WHERE {of}");
     if let Some(words) = sql::left_out(&pool, &rows, args.limit, &of).await? {
-        eprintln!("{words}; `-n` lists more");
+        eprintln!("{words}");
     }
     Ok(Outcome::Done)
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use fiec_broker::{Broker, Ledger};
 use fiec_schemas::messages::{ApiReply, ExecutionVerb};
-use fiec_schemas::{ExecutionId, Glance, PhaseKind, Tenant};
+use fiec_schemas::{ExecutionId, Glance, PhaseKind, Tenant, Timestamp};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::group;
@@ -99,6 +99,13 @@ pub fn outcome_of(phase: PhaseKind) -> Option<Outcome> {
         | PhaseKind::Paused
         | PhaseKind::Verifying => None,
     }
+}
+
+/// The end of an execution.
+struct Ended {
+    outcome: Outcome,
+    /// For people: when and how it ended, unless it completed.
+    notice: Option<(Timestamp, String)>,
 }
 
 /// Executions to wait for.
@@ -256,12 +263,19 @@ impl<'a> Waiting<'a> {
             } else {
                 // One after the other, a thousand a round, so that waiting does not load the cluster.
                 let round: Vec<ExecutionId> = self.live.keys().copied().take(MANY).collect();
+                let mut notices = Vec::new();
                 for id in round {
-                    if let Some(outcome) = self.look(id).await? {
+                    if let Some(Ended { outcome, notice }) = self.look(id).await? {
                         self.live.remove(&id);
                         self.bar.inc(1);
                         worst = worst.worse(outcome);
+                        notices.extend(notice);
                     }
+                }
+                // A failure comes before the failures that it caused.
+                notices.sort();
+                for (_, words) in notices {
+                    self.say(&words);
                 }
             }
             if self.live.len() == before {
@@ -314,12 +328,16 @@ impl<'a> Waiting<'a> {
     }
 
     /// How an execution has ended, if it has.
-    async fn look(&mut self, id: ExecutionId) -> anyhow::Result<Option<Outcome>> {
+    async fn look(&mut self, id: ExecutionId) -> anyhow::Result<Option<Ended>> {
         let reply = self.status(&id.to_string()).await?;
         let Some(state) = reply.state else {
             // It is still queued, or its ledger is gone.
             let ended = self.recorded_lately(&[id]).await?;
-            return Ok(ended.first().and_then(|(_, phase)| outcome_of(*phase)));
+            let outcome = ended.first().and_then(|(_, phase)| outcome_of(*phase));
+            return Ok(outcome.map(|outcome| Ended {
+                outcome,
+                notice: None,
+            }));
         };
         if let Some(arriving) = &reply.arriving {
             self.bar.set_message(arriving.in_words());
@@ -331,13 +349,16 @@ impl<'a> Waiting<'a> {
                 (None, None) => format!("capsule {}", progress.boundary),
             });
         }
-        let outcome = outcome_of(state.phase.kind());
-        if outcome.is_some_and(|outcome| outcome != Outcome::Done) && !self.global.json {
+        let Some(outcome) = outcome_of(state.phase.kind()) else {
+            return Ok(None);
+        };
+        let mut notice = None;
+        if outcome != Outcome::Done && !self.global.json {
             let words = super::watch::ending(self.broker, &state).await;
             let words = words.unwrap_or_else(|| state.phase.as_str().to_owned());
             let name = self.live.get(&id).map_or("", String::as_str);
-            self.say(&format!("{name} {words}; see `fiec history {id}`"));
+            notice = Some((state.at, format!("{name} {words}; see `fiec history {id}`")));
         }
-        Ok(outcome)
+        Ok(Some(Ended { outcome, notice }))
     }
 }

@@ -1,7 +1,8 @@
 //! Tests four invariants of a capsule program by running it.
 //!
 //! - Determinism: two undisturbed runs go side by side, one on all processors and one on a single
-//!   processor, and are compared at each boundary.
+//!   processor, and are compared at each boundary. A third one commits nothing before its end. It
+//!   must have the same result, and all outputs of the others.
 //! - Boundary completeness: at each boundary a third process, with fresh folders, starts from σ of
 //!   the boundary before. It must reach the same σ, outputs or end. By induction, a resumption
 //!   anywhere then reaches the undisturbed end.
@@ -14,7 +15,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use fiec_schemas::{BoundaryIndex, Digest};
+use fiec_schemas::BoundaryIndex;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -36,7 +37,8 @@ const SYSTEM: [&str; 10] = [
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Invariant {
-    /// Two undisturbed runs are equal at every boundary.
+    /// Two undisturbed runs are equal at every boundary, and a run without commits has the same end
+    /// and the same outputs.
     Determinism,
     /// σ suffices to continue.
     BoundaryCompleteness,
@@ -148,6 +150,14 @@ enum Point {
 }
 
 impl Point {
+    /// An end with all outputs of its run.
+    fn with_outputs(mut self, made: &Ledger) -> Self {
+        if let Self::End { outputs, .. } = &mut self {
+            *outputs = made.values().map(|(_, made)| made.clone()).collect();
+        }
+        self
+    }
+
     fn index(&self) -> Option<BoundaryIndex> {
         match self {
             Self::Boundary { index, .. } => Some(*index),
@@ -232,10 +242,18 @@ impl Point {
     }
 }
 
-fn point(session: &mut Session<'_>) -> anyhow::Result<Point> {
+/// Waits for the next boundary or end. `may_yield` is true if the process has an order to yield.
+fn point(session: &mut Session<'_>, may_yield: bool) -> anyhow::Result<Point> {
     loop {
         return Ok(match session.hear()? {
             Event::Progress { .. } => continue,
+            Event::Boundary {
+                index,
+                yielded: true,
+                ..
+            } if !may_yield => {
+                Point::Failed(format!("it yielded at boundary {index} without an order"))
+            }
             Event::Boundary {
                 index,
                 state,
@@ -369,14 +387,14 @@ fn look_at_traces(subject: &Subject, session: &Session<'_>, file: &Path, report:
 }
 
 /// Outputs by name, with the boundary that made each.
-type Ledger = BTreeMap<String, (BoundaryIndex, Digest)>;
+type Ledger = BTreeMap<String, (BoundaryIndex, Made)>;
 
 fn enter(ledger: &mut Ledger, point: &Point, report: &mut Report) {
     let index = point.index().unwrap_or_default();
     for output in point.outputs() {
-        let entry = (index, output.digest);
-        if let Some((before, digest)) = ledger.insert(output.name.clone(), entry)
-            && digest != output.digest
+        let entry = (index, output.clone());
+        if let Some((before, made)) = ledger.insert(output.name.clone(), entry)
+            && made.digest != output.digest
         {
             let what = format!(
                 "output {:?}, made at boundary {before}, is made again with other bytes",
@@ -407,7 +425,7 @@ impl Check<'_> {
         // The process commits the next boundary, or yields there if the order arrives in time.
         let yield_at = (!cut_off).then_some(from.0 + 1);
         session.run(Some(from), Some(1), yield_at)?;
-        let found = point(&mut session)?;
+        let found = point(&mut session, !cut_off)?;
         if let Some(what) = expected.difference(&found) {
             let what = format!("resumed from boundary {}: {what}", from.0);
             let boundary = expected.index();
@@ -422,6 +440,39 @@ impl Check<'_> {
         look_at_leftovers(&session, !cut_off, &mut self.report);
         Ok(())
     }
+
+    /// Runs the program without a commit before its end, and compares the end and all outputs.
+    fn run_without_commits(&mut self, end: &Point) -> anyhow::Result<()> {
+        let mut session = Session::start(self.subject)?;
+        self.report.processes += 1;
+        session.run(None, None, None)?;
+        let mut made = Ledger::new();
+        let found = loop {
+            let found = point(&mut session, false)?;
+            // A program may request a commit by itself.
+            enter(&mut made, &found, &mut self.report);
+            match found {
+                Point::Boundary { index, .. } => session.committed(index),
+                end => break end.with_outputs(&made),
+            }
+        };
+        session.end();
+        look_at_leftovers(&session, true, &mut self.report);
+        let expected = end.clone().with_outputs(&self.ledger);
+        if let Some(what) = expected.difference(&found) {
+            let lost = |made: &Made| !found.outputs().iter().any(|o| o.name == made.name);
+            let advice = match expected.outputs().iter().any(lost) {
+                true => {
+                    ". Name an output that is finished at a boundary without a commit at the next \
+                     commit"
+                }
+                false => "",
+            };
+            let what = format!("without commits before the end: {what}{advice}");
+            self.report.add(Invariant::Determinism, None, what);
+        }
+        Ok(())
+    }
 }
 
 /// Whether another undisturbed run comes to the same point. Returns false at the first boundary that
@@ -430,7 +481,7 @@ fn is_repeated(subject: &Subject, expected: &Point) -> anyhow::Result<bool> {
     let mut session = Session::start(subject)?;
     session.run(None, Some(1), None)?;
     loop {
-        let found = point(&mut session)?;
+        let found = point(&mut session, false)?;
         match (&found, found.index() == expected.index()) {
             (Point::Boundary { index, .. }, false) => session.committed(*index),
             _ => {
@@ -474,13 +525,13 @@ pub fn check(
     b.run(None, Some(1), None)?;
     let mut before: Option<(BoundaryIndex, Vec<u8>)> = None;
     let mut equal = true;
-    loop {
-        let ours = point(&mut a)?;
+    let end = loop {
+        let ours = point(&mut a, false)?;
         if let Point::Failed(reason) = &ours {
             anyhow::bail!("{} fails undisturbed: {reason}", subject.program);
         }
         if equal {
-            let theirs = point(&mut b)?;
+            let theirs = point(&mut b, false)?;
             if let Some(what) = ours.difference(&theirs) {
                 check.report.processes += 1;
                 let what = match cpus.len() > 1 && is_repeated(subject, &ours)? {
@@ -516,17 +567,21 @@ pub fn check(
                 }
                 before = Some((index, state));
             }
-            _ => {
+            end => {
                 check.report.boundaries = index.saturating_sub(1);
-                break;
+                break end;
             }
         }
-    }
+    };
     a.end();
     look_at_leftovers(&a, true, &mut check.report);
     if equal {
         b.end();
         look_at_leftovers(&b, true, &mut check.report);
+        if check.report.boundaries > 0 {
+            progress("a run without commits");
+            check.run_without_commits(&end)?;
+        }
     }
     kept.look(&mut check.report);
     if traced.is_ok() {
@@ -584,7 +639,8 @@ fn cover(report: &mut Report, traced: &Result<(), String>, cpus: usize) {
         more => format!("one on {more} processors and one on a single one"),
     };
     report.covered.push(format!(
-        "determinism: two undisturbed runs, {on}, at {boundaries} boundaries and at the end"
+        "determinism: two undisturbed runs, {on}, at {boundaries} boundaries and at the end; the end \
+         and the outputs of a run without commits"
     ));
     report.covered.push(format!(
         "boundary completeness: resumed at {resumed} of {boundaries} boundaries, each to the next, \

@@ -134,7 +134,7 @@ impl Api {
                  commit"
             ),
             (NodeVerb::Revoke, Some(at)) => format!(
-                "{node} will be gone at {at}: {bound} will move before; an execution without \
+                "{node} ends at {at}: {bound} will move before; an execution without \
                  another place commits and waits"
             ),
             (NodeVerb::Cordon, _) => format!("{node} is cordoned: nothing new is bound to it"),

@@ -292,10 +292,8 @@ impl Gangs {
         });
         let keeps = life.leading().is_some_and(|l| l.keeps && l.key == key);
         let outlook = match (gang.is_too_large, keeps) {
-            (true, _) => {
-                ", and the nodes that are here have none for all, even without anything else"
-            }
-            (false, true) => ", and what becomes free is kept for it",
+            (true, _) => ", and the present nodes cannot hold all of it, even if they were empty",
+            (false, true) => ", and free slots are reserved for it",
             (false, false) => "",
         };
         let all = all.len();

@@ -212,7 +212,7 @@ fn give_up(life: &mut Lifecycle, id: ExecutionId, waited: u64) -> bool {
         rule: *rule,
         by: None,
         reason: format!(
-            "it has stood aside for {}: {}",
+            "it has been preempted for {}: {}",
             seconds(as_f64(waited)),
             kept.in_words()
         ),

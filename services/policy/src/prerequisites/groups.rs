@@ -222,7 +222,7 @@ impl Groups {
             AfterOutcome::AtLeast(share) => share.is_met(completed, all),
         };
         if all == 0 {
-            let words = format!("it waits for {name}, of which nothing is known any more");
+            let words = format!("it waits for {name}, of which nothing is known");
             return Outlook::InVain { words, by: None };
         }
         if is_met(group.completed + open) {

@@ -56,9 +56,8 @@ impl Awaited {
             (Seen::Ended(fate), _) => in_vain(format!("which {}", fate.in_words())),
             (Seen::Vanished, AfterOutcome::Any) if old => Outlook::Met,
             (Seen::Vanished, _) if old => in_vain(
-                "of which nothing is known any more: it was refused, or it ended more than 30 days \
-                 ago"
-                .to_owned(),
+                "of which nothing is known: it was refused, or it ended more than 30 days ago"
+                    .to_owned(),
             ),
             (Seen::Lives | Seen::Vanished, _) => Outlook::Open,
         }

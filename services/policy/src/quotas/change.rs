@@ -112,10 +112,10 @@ impl Denied {
                 format!("it waits for its tenant's quota ({limit})")
             }
             Denied::Tenant { limit, ever: true } => {
-                format!("it needs more than its tenant's quota ever allows ({limit})")
+                format!("it needs more than its tenant's quota allows ({limit})")
             }
             Denied::Batch { at_once } => {
-                format!("it waits for its batch, of which {at_once} run at once")
+                format!("its batch runs at most {at_once} at once")
             }
         }
     }

@@ -82,7 +82,12 @@ impl Sharing {
                 life.order_yield(id, cause);
             }
             Stage::Pending | Stage::Bound(..) | Stage::Paused => {
-                let reason = format!("it was not done by its deadline {deadline}");
+                let so_far = match (e.stage, e.attained_ms(life.now.mono)) {
+                    (Stage::Paused, _) => "; it was paused",
+                    (_, 0) => "; it had computed nothing",
+                    _ => "",
+                };
+                let reason = format!("it was not done by its deadline {deadline}{so_far}");
                 let failed = Event::Failed {
                     reason,
                     stderr: String::new(),

@@ -171,10 +171,7 @@ impl Sharing {
         let first = first.filter(|f| f.keeps || f.members.contains(&contender.id));
         let kept = first.map(|first| Arc::clone(&first.places));
         let node = life.cluster().node(victim.node).id.clone();
-        let note = format!(
-            "{} on {node} gives way to it at its next boundary",
-            victim.id
-        );
+        let note = format!("it preempts {} on {node} at its next boundary", victim.id);
         life.note(contender.id, note);
         // If only its device is wanted, another device of the same node will do.
         let node = life.cluster().node(victim.node);

@@ -322,9 +322,13 @@ impl Sharing {
         let mut words = format!("{why}; its regret is {}", v.regret.in_words());
         match chosen.in_vain {
             0 => {}
-            1 => words += "; one that would go first is where the other one could not be",
+            1 => {
+                words += "; one that would be preempted first is on a node that the waiting one cannot use"
+            }
             n => {
-                words += &format!("; {n} that would go first are where the other one could not be")
+                words += &format!(
+                    "; {n} that would be preempted first are on nodes that the waiting one cannot use"
+                )
             }
         }
         let named = chosen.spared.iter().map(|at| {

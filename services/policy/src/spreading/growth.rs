@@ -113,19 +113,21 @@ impl Stay {
     /// The words for people.
     pub fn in_words(&self) -> String {
         match self {
-            Stay::Full => "as many compute it as may".to_owned(),
-            Stay::Settling(id) => format!("{id} does not compute yet"),
-            Stay::Asked(id) => format!("{id} is told to give half of what it has left away"),
-            Stay::Unknown => "how long it still takes is not known yet".to_owned(),
-            Stay::Short { left_ms, least_ms } => {
-                format!("{left_ms} ms are left to the slowest, and {least_ms} ms would be worth it")
+            Stay::Full => "it has as many parts as its `spread` allows".to_owned(),
+            Stay::Settling(id) => format!("{id} has not started yet"),
+            Stay::Asked(id) => {
+                format!("{id} has the order to split off half of its remaining tiles")
             }
-            Stay::Others => "others wait that could use the place".to_owned(),
-            Stay::Quota(why) => format!("one more is over the tenant's quota ({why})"),
-            Stay::NoRoom => "no other place could take one more".to_owned(),
-            Stay::Soon => "a place has come free only a moment ago".to_owned(),
+            Stay::Unknown => "its remaining time is not known yet".to_owned(),
+            Stay::Short { left_ms, least_ms } => {
+                format!("the slowest part has {left_ms} ms left, and a split needs {least_ms} ms")
+            }
+            Stay::Others => "other executions wait for the free slot".to_owned(),
+            Stay::Quota(why) => format!("one more part would exceed the tenant's quota ({why})"),
+            Stay::NoRoom => "no other node can take one more part".to_owned(),
+            Stay::Soon => "a slot became free only a moment ago".to_owned(),
             Stay::Later { ms, because } => {
-                format!("the last attempt was in vain ({because}); the next one is in {ms} ms")
+                format!("the last attempt failed ({because}); the next one is in {ms} ms")
             }
         }
     }

@@ -17,8 +17,8 @@ impl Ranges {
         }
         let part = self.awaited_by(id)?;
         Some(format!(
-            "it has done all that it kept of its range, and takes its part {} back (tiles {} to {}) \
-             when that has ended; that is {}",
+            "its own range is done. It waits for its part {} (tiles {} to {}) to end, and takes the \
+             result back. That part is {}",
             part.id,
             part.from,
             part.to,

@@ -500,7 +500,7 @@ mod tests {
         let named = |check: &Check| (0..9).filter(|i| check.names(node(*i))).collect::<Vec<_>>();
         let mut check = Check::new(Verify::All, true);
         assert!(named(&check).is_empty());
-        check.must_step_back = Some((Some(node(1)), "it is alone with its bits".to_owned()));
+        check.must_step_back = Some((Some(node(1)), "its bits differ from all others'".to_owned()));
         assert_eq!(named(&check), [1]);
         check.by.insert(node(2));
         assert_eq!(named(&check), [1, 2]);

@@ -136,7 +136,7 @@ impl Verification {
                 let others: Vec<_> = claim.node.into_iter().chain([by]).collect();
                 let excuse = self.excuse(life, id, slanderer, &others);
                 let mut reason = format!(
-                    "it computed {what} with other bits than {said} and {}",
+                    "its bits for {what} differ from those of {said} and {}",
                     name(by)
                 );
                 reason.extend(excuse.iter().map(String::as_str));
@@ -161,7 +161,7 @@ impl Verification {
                 let words: Vec<_> = names.iter().map(|n| n.as_str()).collect();
                 let excuse = claim.node.and_then(|node| self.excuse(life, id, node, &by));
                 let mut reason = format!(
-                    "it computed {what} with other bits than {}",
+                    "its bits for {what} differ from those of {}",
                     words.join(" and ")
                 );
                 reason.extend(excuse.iter().map(String::as_str));
@@ -182,7 +182,7 @@ impl Verification {
                 life.push(record(
                     names,
                     VerificationOutcome::Undecided,
-                    format!("{said} had computed other bits"),
+                    format!("{said} had different bits"),
                 ));
                 check.retry_at = now.mono;
             }
@@ -202,8 +202,8 @@ impl Verification {
                 let others: Vec<_> = first.into_iter().chain([by]).collect();
                 let names: Vec<_> = others.iter().map(|ix| name(*ix)).collect();
                 let note = format!(
-                    "{what} have three different ends; all were asked for proofs. If their canaries \
-                     pass, the bits of the program depend on the node: `fiec check` tells where"
+                    "{what} ended with three different values, and all three nodes run their canaries. If \
+                     these pass, the bits of the program depend on the node: `fiec check` shows where"
                 );
                 life.push(record(names, VerificationOutcome::Undecided, note.clone()));
                 check.trial = None;
@@ -263,8 +263,8 @@ impl Verification {
             return false;
         };
         let reason = format!(
-            "boundaries {from} to {to} had three different ends in {} rounds, on nodes whose canaries \
-             pass: the bits of the program depend on the node, or on chance; `fiec check` tells where",
+            "boundaries {from} to {to} ended with three different values in {} rounds, on nodes whose \
+             canaries pass: the bits of the program depend on the node or on chance. `fiec check` shows where",
             check.babels
         );
         let failed = Event::Failed {
@@ -349,8 +349,8 @@ impl Verification {
         let own = cpus(alone);
         let is_like = |ix: &NodeIx| own.is_some() && cpus(*ix) == own;
         (!agreed.iter().any(is_like)).then(|| {
-            "; it has another number of processors, on which the bits of a program may depend \
-             (`fiec check` tells), so it is not set aside"
+            "; it has another number of processors, and the bits of a program may depend on that \
+             (see `fiec check`), so it is not quarantined"
                 .to_owned()
         })
     }

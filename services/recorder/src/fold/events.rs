@@ -63,7 +63,7 @@ impl Step<'_> {
             }
             Event::Requested { who, what } => {
                 self.note_by(who, EventKind::Requested, |who| {
-                    format!("{what} asked for by {who}")
+                    format!("{what} requested by {who}")
                 });
             }
             Event::Reconfigured { who, grant } => {

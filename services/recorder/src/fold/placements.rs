@@ -129,7 +129,9 @@ impl Step<'_> {
                 None => _ = self.rows.gaps_closed.insert((id, epoch), gap_us),
             }
         }
-        self.columns().first_started_at.get_or_insert(at);
+        self.columns()
+            .first_started_at
+            .get_or_insert(computing_since);
     }
 
     /// The node gave the execution up at a boundary.

@@ -24,7 +24,7 @@ impl<D: Decide> World<'_, D> {
         let exec = self.exec(e);
         let parts = exec.state.as_ref().map_or(0, |state| state.parts().len());
         if exec.tiles.is_none() {
-            return refused("its range is not to be shared");
+            return refused("its submission has no `spread`");
         }
         let Some(run) = self.nodes[node].run(e, epoch) else {
             return refused("it does not run here under that epoch");
@@ -33,7 +33,7 @@ impl<D: Decide> World<'_, D> {
             return refused("it is parked, or leaving, or has not begun");
         }
         if parts >= PARTS_LIMIT {
-            return refused("it has as many parts as there may be");
+            return refused("it has the largest number of parts");
         }
         run.split = true;
         if run.writing.is_none() {

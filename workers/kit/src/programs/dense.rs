@@ -115,7 +115,8 @@ fn from_bytes(name: &str, bytes: &[u8]) -> Result<Mat, ProgramError> {
     if !matrix_market::is_matrix_market(bytes) {
         return Err(named(
             name,
-            "is neither a .npy file (\\x93NUMPY) nor a Matrix Market file (%%MatrixMarket)",
+            "is neither a .npy file (it would begin with \\x93NUMPY) nor a Matrix Market file \
+             (with %%MatrixMarket matrix coordinate|array real|integer general|symmetric)",
         ));
     }
     let dense = matrix_market::parse_dense(name, bytes, ELEMENTS_LIMIT);

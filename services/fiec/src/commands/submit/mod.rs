@@ -2,6 +2,7 @@
 
 mod requests;
 
+use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
@@ -74,6 +75,8 @@ impl SubmitArgs {
 
 /// Most elements of an array that are all printed.
 const LISTED: usize = 20;
+/// Most lines that are named because they were refused with another one.
+const LISTED_LINES: usize = 10;
 
 /// An accepted line, or an element of its array.
 struct Taken {
@@ -142,11 +145,13 @@ pub async fn run(args: SubmitArgs, global: &Global) -> anyhow::Result<Outcome> {
         }
     };
     print(&taken, global.json);
-    for error in &errors {
-        if global.json {
+    if global.json {
+        for error in &errors {
             println!("{}", json!({"line": error.line, "error": error}));
         }
-        eprintln!("{}: {error}", source);
+    }
+    for words in in_words(&errors) {
+        eprintln!("{source}: {words}");
     }
     let mut outcome = if errors.is_empty() {
         Outcome::Done
@@ -165,6 +170,32 @@ pub async fn run(args: SubmitArgs, global: &Global) -> anyhow::Result<Outcome> {
         outcome = outcome.worse(waiting.until_all_have_ended().await?);
     }
     Ok(outcome)
+}
+
+/// The refused lines for people: first those with a fault of their own, then the numbers of those
+/// that are refused only because of another.
+fn in_words(errors: &[LineError]) -> Vec<String> {
+    let mut words = Vec::new();
+    let mut others: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+    for error in errors {
+        match error.because {
+            Some(line) => others.entry(line).or_default().push(error.line.to_string()),
+            None => words.push(error.to_string()),
+        }
+    }
+    for (line, mut refused) in others {
+        let hidden = refused.len().saturating_sub(LISTED_LINES);
+        refused.truncate(LISTED_LINES);
+        let more = match hidden {
+            0 => String::new(),
+            count => format!(" and {count} more"),
+        };
+        let refused = refused.join(", ");
+        words.push(format!(
+            "because of line {line}, also refused: {refused}{more}"
+        ));
+    }
+    words
 }
 
 /// Prints what was taken. A person sees a large array as its first and its last element.
@@ -304,6 +335,24 @@ mod tests {
         );
         (taken.client_id, taken.existing) = (None, false);
         assert_eq!(taken.in_words(), uuid);
+    }
+
+    #[test]
+    fn lines_without_a_fault_of_their_own_are_numbers_behind_the_faults() {
+        let error = |line, because| LineError {
+            line,
+            field: "after".to_owned(),
+            reason: "is wrong".to_owned(),
+            because,
+        };
+        let mut errors: Vec<_> = (1..=12).map(|line| error(line, Some(13))).collect();
+        errors.extend([error(13, None), error(20, Some(14))]);
+        let words = [
+            "line 13, field after: is wrong",
+            "because of line 13, also refused: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 2 more",
+            "because of line 14, also refused: 20",
+        ];
+        assert_eq!(in_words(&errors), words);
     }
 
     #[test]

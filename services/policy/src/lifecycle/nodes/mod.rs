@@ -230,14 +230,14 @@ impl Lifecycle {
 
 /// Name and description of a change of a node's flags. None if nothing changed.
 fn said(before: &NodeFlags, flags: &NodeFlags) -> Option<(NodeEventKind, String)> {
-    let who = format!("asked for by {}", flags.who);
+    let who = format!("requested by {}", flags.who);
     if let Some(at) = flags
         .revoked_at
         .filter(|_| (before.revoked_at, before.revoked) != (flags.revoked_at, flags.revoked))
     {
         return Some((
             NodeEventKind::Revoked,
-            format!("it will be gone at {at}, said {}", flags.who),
+            format!("it ends at {at}, announced by {}", flags.who),
         ));
     }
     if flags.draining && (!before.draining || before.drain_by != flags.drain_by) {

@@ -192,7 +192,7 @@ impl Reason<'_> {
             Reason::Cordoned => format!("it was cordoned by {}", node.flags.who),
             Reason::Draining => "it is draining".to_owned(),
             Reason::Revoked { at } => {
-                format!("it will be gone at {at}, said {}", node.flags.who)
+                format!("it ends at {at}, announced by {}", node.flags.who)
             }
             Reason::Program { wanted, offered } => format!(
                 "it does not offer {wanted} (its worker runs {})",
@@ -252,7 +252,7 @@ impl Reason<'_> {
             Reason::Machine(unmet) => unmet.to_string(),
             Reason::Label { key, value } => format!("label {key} is not {value}"),
             Reason::NoDevice => "it has no device, and one is required".to_owned(),
-            Reason::DeviceGone => "the device is no more there".to_owned(),
+            Reason::DeviceGone => "the device is gone".to_owned(),
             Reason::DeviceKind { name, pattern } => {
                 format!("the device is {name:?}, {pattern:?} is required")
             }
@@ -291,11 +291,11 @@ impl Reason<'_> {
             }
             Reason::Leaving => "it is the node to leave".to_owned(),
             Reason::NotWanted => "another node was asked for".to_owned(),
-            Reason::Kept => "what is free there is kept for a gang that goes first".to_owned(),
+            Reason::Kept => {
+                "its free slots are reserved for a gang that has waited longer".to_owned()
+            }
             Reason::Full { held, limit } => {
-                format!(
-                    "it holds {held} executions and may hold {limit} (slots and what it begins soon)"
-                )
+                format!("it is full: {held} executions are bound to it, and it takes {limit}")
             }
             Reason::DeviceFull(NoRoom::Taken) => {
                 "another execution has the device to itself".to_owned()

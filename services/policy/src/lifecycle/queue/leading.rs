@@ -211,8 +211,8 @@ impl Lifecycle {
         #[expect(clippy::cast_precision_loss, reason = "a time below 2^52")]
         let waited = self.now.mono.since(leading.since) as f64;
         Some(format!(
-            "no node can take it now; what becomes free is kept for the gang {} of {}, which has \
-             waited for {} and goes first",
+            "no node can take it now. Free slots are reserved for the gang {} of {}, which has \
+             waited for {}",
             leading.key.1,
             leading.members.len(),
             seconds(waited)
