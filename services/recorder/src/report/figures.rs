@@ -115,7 +115,7 @@ pub(super) fn location(facts: &Facts, nodes: &Nodes) -> Result<String> {
             .x_label_formatter(&number)
             .y_labels(rows)
             .y_label_formatter(&|y| {
-                if (y - y.round()).abs() < 1e-6 {
+                if is_whole(*y) {
                     nodes.name(*y)
                 } else {
                     String::new()
@@ -204,9 +204,15 @@ fn number(value: &f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
+/// True for a whole number. plotters adds up the steps of an axis: for 1 it may give
+/// 0.9999999999999999.
+fn is_whole(value: f64) -> bool {
+    (value - value.round()).abs() < 1e-6
+}
+
 /// A whole number on an axis. Others have no label.
 fn whole(value: &f64) -> String {
-    match value.fract() == 0.0 {
+    match is_whole(*value) {
         true => number(value),
         false => String::new(),
     }
