@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 
 use crate::stage::{
     BINARY, Journal, PATIENCE, args, audit, checker, digest_of, overdue, proc,
@@ -13,7 +13,7 @@ use fiec::context::UpFile;
 use fiec_broker::{Broker, ConnectOptions};
 use fiec_schemas::messages::Viability;
 use fiec_schemas::{ClientId, ExecutionId, InstanceId, NodeId, Tenant};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use sqlx::PgPool;
 use sqlx::postgres::PgConnectOptions;
@@ -102,6 +102,13 @@ impl Up {
     }
 }
 
+/// Sends SIGTERM to a `fiec up` and waits for its end.
+async fn terminate(up: &mut Child) -> ExitStatus {
+    let pid = Pid::from_raw(up.id().unwrap().try_into().unwrap()).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
+    timeout(PATIENCE, up.wait()).await.unwrap().unwrap()
+}
+
 #[tokio::test]
 async fn a_killed_worker_is_started_again_while_its_execution_goes_on_and_sigterm_ends_everything()
 {
@@ -167,9 +174,7 @@ async fn a_killed_worker_is_started_again_while_its_execution_goes_on_and_sigter
     let all = proc::descendants(up.pid);
     // Two workers, a policy service, a recorder, the broker, the database.
     assert!(all.len() >= 6, "{all:?}");
-    let pid = rustix::process::Pid::from_raw(up.pid.try_into().unwrap()).unwrap();
-    rustix::process::kill_process(pid, Signal::TERM).unwrap();
-    let status = timeout(PATIENCE, up.child.wait()).await.unwrap().unwrap();
+    let status = terminate(&mut up.child).await;
     assert_eq!(status.code(), Some(0), "{}", up.log());
     let left: Vec<_> = all.into_iter().filter(|pid| proc::is_alive(*pid)).collect();
     assert!(left.is_empty(), "still alive: {left:?}");
@@ -178,6 +183,45 @@ async fn a_killed_worker_is_started_again_while_its_execution_goes_on_and_sigter
     assert!(named.is_empty(), "still alive: {named:?}");
     let told = std::fs::read_dir(up.folder.path().join("fiec")).unwrap();
     assert_eq!(told.count(), 0, "it leaves no password behind");
+}
+
+#[tokio::test]
+async fn a_second_cluster_takes_nothing_over() {
+    let up = Up::start(&["--workers", "1"]).await;
+    let inside = |name: &str| up.folder.path().join(name);
+    let named = || {
+        let file = std::fs::read(inside("fiec").join("up.json")).unwrap();
+        serde_json::from_slice::<UpFile>(&file).unwrap().pid
+    };
+    let mut second = tokio::process::Command::new(BINARY)
+        .args(["up", "--workers", "1", "--data-dir"])
+        .arg(inside("second"))
+        .env("XDG_RUNTIME_DIR", up.folder.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(std::fs::File::create(inside("second.log")).unwrap())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let log = || std::fs::read_to_string(inside("second.log")).unwrap();
+    let mut stdout = BufReader::new(second.stdout.take().unwrap()).lines();
+    let mut said = String::new();
+    while !said.contains("Ctrl-C") {
+        let line = timeout(PATIENCE, stdout.next_line()).await.unwrap();
+        said += &line
+            .unwrap()
+            .unwrap_or_else(|| panic!("it ended early: {}", log()));
+        said.push('\n');
+    }
+    let words = format!(
+        "Another cluster of yours runs here (process {}), and",
+        up.pid
+    );
+    assert!(said.contains(&words), "{said}");
+    assert_eq!(named(), up.pid, "while the second one runs");
+    let status = terminate(&mut second).await;
+    assert_eq!(status.code(), Some(0), "{}", log());
+    assert_eq!(named(), up.pid, "after the second one's end");
 }
 
 /// The password of a URL.

@@ -18,21 +18,22 @@ fn options() -> ClusterOptions {
     }
 }
 
-/// An execution that was moved by an operator and one that failed.
+/// An execution that failed, and one that waited for it and was moved by an operator.
 async fn a_story(lab: &Lab) -> ExecutionId {
-    let params = json!({"capsules": 1_500, "rest_us": 5_000, "state_bytes": 2_048});
-    let id = lab
-        .publish_json(
-            &json!({"id": "moved", "program": "synthetic@1", "params": params,
-            "commit": {"every": 20}}),
-        )
-        .await;
-    lab.journal.computing(id, 2).await;
-    lab.fiec(&["yield", "moved"]).await.expect(0);
     let crash = json!({"id": "failed", "program": "synthetic@1", "retries": 0,
         "params": {"crash_at": 0}});
     let failed = lab.publish_json(&crash).await;
     lab.journal.ended(failed, "failed").await;
+    let params = json!({"capsules": 1_500, "rest_us": 5_000, "state_bytes": 2_048});
+    let id = lab
+        .publish_json(
+            &json!({"id": "moved", "program": "synthetic@1", "params": params,
+            "commit": {"every": 20}, "batch": "trials",
+            "after": [{"id": "failed", "on": "any"}]}),
+        )
+        .await;
+    lab.journal.computing(id, 2).await;
+    lab.fiec(&["yield", "moved"]).await.expect(0);
     lab.publish_text(r#"{"program":"synthetic@1","colour":"red"}"#)
         .await;
     lab.journal.ended(id, "completed").await;
@@ -122,7 +123,14 @@ async fn people_read_the_story_in_views_queries_and_a_report() {
     lab.fiec(&["report", "moved", "-o", &page.display().to_string()])
         .await
         .expect(0);
-    is_self_contained(&std::fs::read_to_string(&page).unwrap(), id);
+    let moved = std::fs::read_to_string(&page).unwrap();
+    is_self_contained(&moved, id);
+    for fact in [
+        "<th>batch</th><td>trials</td>",
+        "<th>waits for</th><td>failed</td>",
+    ] {
+        assert!(moved.contains(fact), "{fact}");
+    }
     let failed = &["report", "failed", "-o", &page.display().to_string()];
     lab.fiec(failed).await.expect(0);
     let failed = std::fs::read_to_string(&page).unwrap();

@@ -1,11 +1,29 @@
-//! What `fiec` does when the policy service does nothing for a request.
+//! What `fiec` does when it knows no server, or when the policy service does nothing for a request.
 
+use std::process::Stdio;
 use std::time::Duration;
 
-use crate::stage::{Lab, workers};
+use crate::stage::{BINARY, Lab, run, workers};
 use fiec_schemas::messages::{ApiReply, ExecutionVerb, RefusalCode};
 use fiec_schemas::subjects;
 use futures_util::StreamExt as _;
+
+#[tokio::test]
+async fn without_a_known_server_the_exit_code_is_4_and_the_message_names_fiec_up() {
+    // No `fiec up` has written its file here.
+    let folder = tempfile::tempdir().unwrap();
+    for words in [&["ls"][..], &["status", "x"]] {
+        let mut command = tokio::process::Command::new(BINARY);
+        command
+            .args(words)
+            .env("XDG_RUNTIME_DIR", folder.path())
+            .env_remove("FIEC_NATS_URL")
+            .env_remove("FIEC_DATABASE_URL")
+            .stdin(Stdio::null());
+        let ran = run(command).await.expect(4);
+        assert!(ran.stderr.contains("`fiec up`"), "{words:?}: {ran:?}");
+    }
+}
 
 fn refused(refusal: RefusalCode) -> ApiReply {
     ApiReply {

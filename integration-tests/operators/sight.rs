@@ -88,6 +88,9 @@ async fn an_execution_is_seen_while_it_runs_and_followers_end_with_it() {
         (&lines[0]["node"], &lines[0]["stream"]),
         (&json!("n1"), &json!("stdout"))
     );
+    let last = lab.fiec(&["logs", "seen", "-n", "2"]).await.expect(0);
+    assert_eq!(last.stdout.lines().count(), 2, "{last:?}");
+    assert!(last.stdout.ends_with("boundary 500\n"), "{last:?}");
     let after = lab.fiec(&["watch", "seen"]).await.expect(0);
     assert!(after.stdout.contains("completed"), "{after:?}");
     for verb in ["status", "why", "logs", "watch"] {

@@ -225,9 +225,14 @@ async fn a_pushed_shell_program_is_moved_in_the_middle_and_its_output_is_fetched
     assert_eq!(table["digest"], Digest::of(expected.as_bytes()).to_string());
     let file = lab.path("fetched");
     let path = file.display().to_string();
-    lab.fiec(&["output", "sum", "table", "-o", &path])
+    let wrote = lab
+        .fiec(&["output", "sum", "table", "-o", &path])
         .await
         .expect(0);
+    assert!(
+        wrote.stdout.starts_with(&format!("wrote {path} (")),
+        "{wrote:?}"
+    );
     assert_eq!(std::fs::read_to_string(&file).unwrap(), expected);
     let printed = lab.fiec(&["output", "sum", "table", "-o", "-"]).await;
     assert_eq!(
@@ -382,8 +387,19 @@ async fn a_version_never_changes_and_what_cannot_be_a_package_is_told() {
     let lab = Lab::start(workers(0)).await;
     let folder = squares(&lab, "squares");
     let first = push(&lab, "squares@1", &folder).await;
-    std::fs::write(folder.join("more.txt"), "more").unwrap();
     let path = folder.display().to_string();
+    // What `fiec run --local` leaves behind is not pushed.
+    std::fs::create_dir(folder.join(".fiec")).unwrap();
+    std::fs::write(folder.join(".fiec/x"), "x").unwrap();
+    let again = lab
+        .fiec(&["program", "push", "squares@1", &path])
+        .await
+        .expect(0);
+    for word in ["is there already", "  fiec.json  ", "  squares.sh  "] {
+        assert!(again.stdout.contains(word), "{word}: {again:?}");
+    }
+    assert!(!again.stdout.contains(".fiec"), "{again:?}");
+    std::fs::write(folder.join("more.txt"), "more").unwrap();
     let taken = lab
         .fiec(&["program", "push", "squares@1", &path])
         .await

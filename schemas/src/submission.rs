@@ -609,8 +609,10 @@ mod tests {
 
     #[test]
     fn blank_lines_keep_the_numbers_of_the_others() {
-        let body = b"{\"a\":1}\n\n  \n{\"b\":2}\r\n";
-        let found: Vec<_> = lines(body).map(|(n, _)| n).collect();
-        assert_eq!(found, [1, 4]);
+        for mark in ["", "\u{feff}"] {
+            let body = format!("{mark}{{\"a\":1}}\n\n  \n{{\"b\":2}}\r\n");
+            let found: Vec<_> = lines(body.as_bytes()).collect();
+            assert_eq!(found, [(1, &b"{\"a\":1}"[..]), (4, &b"{\"b\":2}"[..])]);
+        }
     }
 }

@@ -402,6 +402,11 @@ mod tests {
             .collect();
         let error = refusal(&format!(r#""after":[{}]"#, many.join(",")));
         assert!(error.reason.contains("100 groups"), "{error}");
+        let ids = vec![r#"{"id":"a"}"#; AFTER_LIMIT + 1];
+        let error = refusal(&format!(r#""after":[{}]"#, ids.join(",")));
+        assert_eq!(error.field, "after");
+        let words = "at most 10000 are allowed, but these are 10001: let it wait for a batch";
+        assert!(error.reason.starts_with(words), "{error}");
     }
 
     #[test]

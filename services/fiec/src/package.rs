@@ -356,6 +356,19 @@ mod tests {
     }
 
     #[test]
+    fn what_local_runs_leave_behind_is_no_part_of_a_package() {
+        let dir = folder();
+        let before = pack_folder(dir.path()).unwrap();
+        for left in [".fiec", "__pycache__", "bin/__pycache__"] {
+            let left = dir.path().join(left);
+            std::fs::create_dir(&left).unwrap();
+            std::fs::write(left.join("x"), "x").unwrap();
+        }
+        let after = pack_folder(dir.path()).unwrap();
+        assert_eq!((after.digest, after.files), (before.digest, before.files));
+    }
+
+    #[test]
     fn what_was_packed_comes_out_on_a_node_as_it_was() {
         let dir = folder();
         let deep = format!("{}/{}", "long-name-of-a-folder".repeat(5), "x".repeat(120));

@@ -48,6 +48,17 @@ async fn a_batch_keeps_its_line_numbers_and_bad_lines_are_recorded() {
 }
 
 #[tokio::test]
+async fn a_byte_order_mark_before_a_submission_is_ignored() {
+    let stage = Stage::with_nodes(&["n1"]).await;
+    let _service = stage.service().await;
+    stage
+        .publish("\u{feff}{\"id\":\"a\",\"program\":\"synthetic@1\"}")
+        .await;
+    assert_eq!(stage.last("a").await.message.state.ordinal, 1);
+    until(|| async { stage.submissions_left().await == 0 }).await;
+}
+
+#[tokio::test]
 async fn the_same_id_with_the_same_body_is_one_execution_and_with_another_a_rejection() {
     let stage = Stage::with_nodes(&["n1"]).await;
     let _service = stage.service().await;

@@ -115,7 +115,7 @@ pub(super) fn location(facts: &Facts, nodes: &Nodes) -> Result<String> {
             .x_label_formatter(&number)
             .y_labels(rows)
             .y_label_formatter(&|y| {
-                if (y - y.round()).abs() < 1e-6 {
+                if is_whole(*y) {
                     nodes.name(*y)
                 } else {
                     String::new()
@@ -204,9 +204,15 @@ fn number(value: &f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
+/// True for a whole number. plotters adds up the steps of an axis: for 1 it may give
+/// 0.9999999999999999.
+fn is_whole(value: f64) -> bool {
+    (value - value.round()).abs() < 1e-6
+}
+
 /// A whole number on an axis. Others have no label.
 fn whole(value: &f64) -> String {
-    match value.fract() == 0.0 {
+    match is_whole(*value) {
         true => number(value),
         false => String::new(),
     }
@@ -284,6 +290,8 @@ fn marks(chart: &mut Chart<'_, '_>, facts: &Facts, axis: &Axis, top: f64) -> Res
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::report::facts::Placement;
 
@@ -291,10 +299,10 @@ mod tests {
         Timestamp::from_micros(seconds * 1_000_000)
     }
 
-    fn facts() -> Facts {
-        let placement = Placement {
+    fn placement(node: &str) -> Placement {
+        Placement {
             epoch: 1,
-            node: "n1".to_owned(),
+            node: node.to_owned(),
             cause: "initial".to_owned(),
             bound_at: Some(at(0)),
             started_at: Some(at(0)),
@@ -302,14 +310,17 @@ mod tests {
             end_reason: String::new(),
             gap_us: None,
             joules: [None, None],
-        };
+        }
+    }
+
+    fn facts() -> Facts {
         Facts {
             ended_badly: false,
             summary: Vec::new(),
             title: "x".to_owned(),
             submitted_at: at(0),
             until: at(8_000),
-            placements: vec![placement],
+            placements: vec![placement("n1")],
             boundaries: vec![(at(10), 1), (at(7_000), 4_000)],
             rebindings: Vec::new(),
             decisions: Vec::new(),
@@ -340,6 +351,30 @@ mod tests {
         let legend = legend(&nodes, &facts.signals[0]);
         let names: Vec<_> = legend.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["n1", "high", "low"]);
+    }
+
+    #[test]
+    fn boundaries_have_whole_numbers_and_nodes_stand_in_the_order_of_their_use() {
+        let mut facts = facts();
+        for top in 1..=9 {
+            facts.boundaries = vec![(at(10), 1), (at(7_000), top)];
+            let svg = capsules(&facts).unwrap();
+            // The time axis has 0 and whole thousands.
+            let is_boundary = |text: &&str| text.parse::<f64>().is_ok_and(|n| n < 1_000.0);
+            let labels = svg.lines().filter(is_boundary).map(str::to_owned);
+            let whole: BTreeSet<String> = (0..=top).map(|n| n.to_string()).collect();
+            assert_eq!(labels.collect::<BTreeSet<_>>(), whole);
+        }
+        let order = ["n2", "n3", "n1"];
+        facts.placements = order.into_iter().chain(["n2"]).map(placement).collect();
+        let svg = location(&facts, &Nodes::of(&facts)).unwrap();
+        let from_top = |node: &str| -> i32 {
+            let (before, _) = svg.split_once(&format!("\n{node}\n")).unwrap();
+            let (_, y) = before.rsplit_once(" y=\"").unwrap();
+            y.split_once('"').unwrap().0.parse().unwrap()
+        };
+        let [first, second, third] = order.map(from_top);
+        assert!(first < second && second < third, "{svg}");
     }
 
     #[test]

@@ -357,8 +357,11 @@ mod tests {
 
     #[test]
     fn one_object_over_several_lines_is_one_submission() {
-        let found = as_lines(b"{\n  \"program\": \"synthetic@1\"\n}\n");
-        assert_eq!(found, [(1, br#"{"program":"synthetic@1"}"#.to_vec())]);
+        for mark in ["", "\u{feff}"] {
+            let text = format!("{mark}{{\n  \"program\": \"synthetic@1\"\n}}\n");
+            let found = as_lines(text.as_bytes());
+            assert_eq!(found, [(1, br#"{"program":"synthetic@1"}"#.to_vec())]);
+        }
     }
 
     #[test]
