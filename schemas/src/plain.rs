@@ -131,7 +131,7 @@ mod tests {
             ),
             (
                 r#"{"program":"synthetic@1","retry":1}"#,
-                "unknown field `retry`; did you mean `retries`?",
+                "retry: unknown field `retry`; did you mean `retries`?",
             ),
             (
                 r#"{"program":"synthetic@1","id":123}"#,

@@ -461,12 +461,12 @@ impl Check<'_> {
         let expected = end.clone().with_outputs(&self.ledger);
         if let Some(what) = expected.difference(&found) {
             let lost = |made: &Made| !found.outputs().iter().any(|o| o.name == made.name);
-            let advice = match expected.outputs().iter().any(lost) {
-                true => {
+            let advice = match &found {
+                Point::End { .. } if expected.outputs().iter().any(lost) => {
                     ". Name an output that is finished at a boundary without a commit at the next \
                      commit"
                 }
-                false => "",
+                _ => "",
             };
             let what = format!("without commits before the end: {what}{advice}");
             self.report.add(Invariant::Determinism, None, what);
