@@ -97,7 +97,7 @@ SELECT e.id                                             AS execution,
        END                                              AS energy_coverage
 FROM executions e;
 
-COMMENT ON VIEW execution_summary IS 'waited, age, ran: by the broker''s clock; of an execution that has not ended, age and ran end by PostgreSQL''s clock; crashes: of its whole life, of which only those since the last commit count against retries; node_faults, infrastructure_faults: of its whole life, they never count; fault_owner: program, node, infrastructure or submission';
+COMMENT ON VIEW execution_summary IS 'waited, age, ran: by the broker''s clock; ran: from the first capsule to the end, pauses and the time before a retry included; computed: in capsules alone; of an execution that has not ended, age and ran end by PostgreSQL''s clock; crashes: of its whole life, of which only those since the last commit count against retries; node_faults, infrastructure_faults: of its whole life, they never count; fault_owner: program, node, infrastructure or submission';
 
 -- One row for each batch. A batch that was submitted by name has one; the lines of one message, and
 -- the elements of an array, are a batch without a name.
@@ -368,7 +368,7 @@ SELECT DISTINCT ON (o.tenant, fiec_wants(o.spec))
        fiec_wants(o.spec)                               AS wants,
        o.id                                             AS execution,
        coalesce(o.client_id, o.id::text)                AS name,
-       regexp_replace(t.summary, '^pending for \d+ ms: ', '') AS summary,
+       regexp_replace(t.summary, '^pending for [0-9.]+ m?s: ', '') AS summary,
        t.at,
        t.candidates,
        t.omitted,

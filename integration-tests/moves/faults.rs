@@ -68,7 +68,7 @@ async fn a_node_without_the_interpreter_fails_none_of_twenty() {
     // Somebody was bound to the first node, and it said what it lacks.
     let charged = format!(
         "SELECT count(*) FROM execution_faults WHERE owner = 'node' AND fault = 'cannot_start' \
-         AND node = '{lacks}' AND detail LIKE '%cannot start sh-of-this-test%PATH is%'"
+         AND node = '{lacks}' AND detail LIKE '%cannot start sh-of-this-test%PATH has it%'"
     );
     assert!(lab.count(charged).await > 0);
     let others = "SELECT count(*) FROM execution_faults WHERE owner <> 'node' OR node IS NULL";

@@ -194,6 +194,11 @@ async fn a_failed_and_a_cancelled_execution_start_again_from_their_last_commit()
     let words = "c is already cancelled; `fiec retry c` starts it again from its last commit";
     assert!(said.contains(words), "{said}");
 
+    until("the crash is in the history", async || {
+        let told = lab.fiec(&["history", "f"]).await.expect(0).stdout;
+        (told.contains("Faults") && told.contains("program")).then_some(())
+    })
+    .await;
     lab.fiec(&["retry", "f", "l", "c"]).await.expect(0);
     let last = completes(&lab, failed).await;
     assert_eq!(

@@ -27,7 +27,8 @@ async fn executions_are_listed_waited_for_and_their_results_read() {
 
     lab.recorded(1).await;
     let live = lab.fiec(&["ls"]).await.expect(0);
-    let words = "there is no such live execution; --all also lists ended ones";
+    let words =
+        "has no such live execution (a new one takes a moment); --all also lists ended ones";
     assert!(live.stderr.contains(words), "{live:?}");
     let ended = lab.fiec(&["status", &id]).await.expect(0).stdout;
     assert!(

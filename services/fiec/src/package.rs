@@ -258,7 +258,11 @@ fn check_entry(
         return Ok(());
     };
     if !program.contains('/') {
-        return Ok(());
+        if !items.contains_key(program) {
+            return Ok(());
+        }
+        let reason = format!("{program:?} is looked up in PATH; the package's file is ./{program}");
+        return Err(in_manifest(path, &FieldError::new("entry", reason)));
     }
     let parts = program
         .split('/')
@@ -387,6 +391,19 @@ mod tests {
         assert_eq!((mode("bin/run.sh"), mode(&deep)), (0o555, 0o444));
         let text = std::fs::read(into.join(MANIFEST_FILE)).unwrap();
         assert_eq!(Manifest::parse(&text).unwrap(), packed.manifest);
+    }
+
+    #[test]
+    fn an_entry_that_names_a_file_of_the_package_as_a_command_is_refused() {
+        let dir = folder();
+        for (entry, words) in [("tool", "the package's file is ./tool"), ("no-file", "")] {
+            std::fs::write(dir.path().join("tool"), "#!/bin/sh\n").unwrap();
+            let manifest = format!(r#"{{"entry":["{entry}"],"protocol":"state_dir"}}"#);
+            std::fs::write(dir.path().join(MANIFEST_FILE), manifest).unwrap();
+            let error = pack_folder(dir.path()).err().map(|e| e.to_string());
+            assert_eq!(error.is_some(), !words.is_empty(), "{error:?}");
+            assert!(error.unwrap_or_default().contains(words));
+        }
     }
 
     #[test]

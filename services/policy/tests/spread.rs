@@ -80,7 +80,10 @@ fn where_no_node_is_free_or_others_wait_or_little_is_left_nobody_splits() {
     world.work(&mut work, 8_000);
     assert!(work.told.is_empty());
     let summary = world.why(1).summary;
-    assert!(summary.contains("other executions wait for the free slot"), "{summary}");
+    assert!(
+        summary.contains("other executions wait for the free slot"),
+        "{summary}"
+    );
 }
 
 #[test]

@@ -42,7 +42,7 @@ SELECT lpad(to_hex(n), 32, '0')::uuid, 1, 1, now() - interval '1 minute', 'initi
 FROM generate_series(1, 2 * WAITING) n WHERE n % 100 = 3;
 
 INSERT INTO waiting_verdicts
-SELECT lpad(to_hex(n), 32, '0')::uuid, now(), 'pending for 1500 ms: no node can take it now',
+SELECT lpad(to_hex(n), 32, '0')::uuid, now(), 'pending for 1.5 s: no node can take it now',
        (SELECT jsonb_agg(jsonb_build_object('node', 'n' || k, 'rejected', jsonb_build_array(
                    'memory is above its limit', 'all of its slots are busy')))
         FROM generate_series(1, 12) k), 38, '[\"a node with more memory\"]'

@@ -66,7 +66,7 @@ async fn of_one_of_which_nothing_was_told_sql_says_what_was_told_of_one_that_wan
     .await;
     sqlx::query(
         "INSERT INTO waiting_verdicts VALUES ($1, clock_timestamp(), \
-         'pending for 1500 ms: no node can take it now', \
+         'pending for 1.5 s: no node can take it now', \
          '[{\"node\": \"n1\", \"rejected\": [\"it has too little memory\"]}]', 0, \
          '[\"a node with more memory\"]')",
     )

@@ -442,10 +442,15 @@ impl Runner {
         });
         if gives_up {
             self.shared.metrics.failed.inc();
-            let reason = format!(
-                "the program crashed {attempt} times since its last commit ({exit}); retries: {}",
+            let last = stderr.lines().map(str::trim).rfind(|line| !line.is_empty());
+            let said = match last.filter(|last| !exit.contains(last)) {
+                Some(last) => format!("; it said: {last}"),
+                None => String::new(),
+            };
+            let reason = cut(format!(
+                "the program crashed {attempt} times since its last commit ({exit}); retries: {}{said}",
                 self.spec.retries
-            );
+            ));
             events.push(failure(&self.spec, fault, reason, stderr));
             self.finish(events);
             self.wait = None;

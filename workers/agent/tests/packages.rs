@@ -387,6 +387,7 @@ async fn a_program_of_frames_that_ends_before_it_is_ready_has_crashed_and_its_bu
         "{reason}"
     );
     assert!(stderr.contains("no module fiec"), "{stderr}");
+    assert!(reason.ends_with("; it said: no module fiec"), "{reason}");
     // A process may die of what it did before, so the first of an attempt is spared.
     let starts = std::fs::read_to_string(&starts).unwrap().lines().count();
     assert!((2..=4).contains(&starts), "{starts} starts");

@@ -43,10 +43,9 @@ impl NotStarted {
             (StartError::NotFound, _) if command.contains('/') => {
                 words.push_str("; the interpreter that its first line names is not there");
             }
-            (StartError::NotFound, _) => {
-                let path = std::env::var_os("PATH").unwrap_or_default();
-                words.push_str(&format!("; PATH is {}", path.display()));
-            }
+            (StartError::NotFound, _) => words.push_str(&format!(
+                "; no folder of the worker's PATH has it (a file of the package is ./{command})"
+            )),
             _ => {}
         }
         Self { fault, words }
@@ -130,7 +129,7 @@ mod tests {
         write(MANIFEST_FILE, 0o644, "{}");
         for (command, owner, words) in [
             (no_interpreter.as_str(), Owner::Node, "interpreter"),
-            ("no-such-command-of-fiec", Owner::Node, "PATH is "),
+            ("no-such-command-of-fiec", Owner::Node, "PATH has it"),
             ("/no/such/command", Owner::Node, "interpreter"),
             (&not_executable, Owner::Program, "no executable file"),
             (&no_format, Owner::Node, "cannot start"),

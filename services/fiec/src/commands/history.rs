@@ -72,7 +72,10 @@ pub fn resolve(tenant: &Tenant, id: &str) -> anyhow::Result<ExecutionId> {
 }
 
 fn not_recorded(id: &str) -> String {
-    format!("{id} is not in the history (yet): is the recorder running, is the tenant right?")
+    format!(
+        "{id} is not in the history (yet): is the recorder running, is the tenant right? An element \
+         of an array is named {id}-0"
+    )
 }
 
 /// Prints summaries, placements, rebindings, requests of people, and gaps.

@@ -65,7 +65,7 @@ impl Section {
 }
 
 /// The tables of one execution.
-pub const SECTIONS: [Section; 4] = [
+pub const SECTIONS: [Section; 5] = [
     Section {
         title: "Placements",
         view: "placement_timeline",
@@ -118,7 +118,21 @@ pub const SECTIONS: [Section; 4] = [
         rows: "$ IN (whole, holder, part) ORDER BY from_tile, to_tile DESC",
     },
     Section {
-        title: "Asked for",
+        title: "Faults",
+        view: "execution_faults",
+        selected: "at::timestamp(3), owner, fault, node, event, detail",
+        columns: &[
+            Column::left("at", 1),
+            Column::left("owner", 2),
+            Column::left("fault", 0),
+            Column::left("node", 0),
+            Column::left("event", 3),
+            Column::left("detail", 0),
+        ],
+        rows: "execution = $ ORDER BY at",
+    },
+    Section {
+        title: "Requests of people",
         view: "execution_events",
         selected: "at::timestamp(3), kind, who, node, detail",
         columns: &[

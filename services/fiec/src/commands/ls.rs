@@ -131,8 +131,11 @@ pub async fn run(args: LsArgs, global: &Global) -> anyhow::Result<Outcome> {
     let rows = sql::query(&pool, query).await?;
     if rows.rows.is_empty() && !global.json {
         match args.all || !args.phase.is_empty() {
-            true => eprintln!("there is no such execution"),
-            false => eprintln!("there is no such live execution; --all also lists ended ones"),
+            true => eprintln!("the history has no such execution"),
+            false => eprintln!(
+                "the history has no such live execution (a new one takes a moment); --all also \
+                 lists ended ones"
+            ),
         }
     } else {
         rows.print(&COLUMNS, layout, global.json);

@@ -3,7 +3,7 @@
 use clap::Args;
 use fiec_broker::Broker;
 use fiec_schemas::messages::{ApiReply, BatchVerb, ExecutionVerb, RefusalCode};
-use fiec_schemas::{ClientId, ExecutionState, NodeId, Phase};
+use fiec_schemas::{ClientId, ExecutionState, NodeId, Phase, PhaseKind};
 
 use super::{batch, group};
 use crate::client;
@@ -191,6 +191,9 @@ fn print_state(state: &ExecutionState, reply: &ApiReply, ended: Option<String>) 
         ("execution", state.execution.to_string()),
         ("phase", state.phase.as_str().to_owned()),
     ];
+    if state.phase.kind() == PhaseKind::Pending {
+        rows.push(("reason", "`fiec why` says what it waits for".to_owned()));
+    }
     if let Some(id) = &state.client_id {
         rows.insert(0, ("id", id.to_string()));
     }
@@ -262,7 +265,7 @@ fn print_state(state: &ExecutionState, reply: &ApiReply, ended: Option<String>) 
     rows.push((
         "totals",
         format!(
-            "{} commits, {} rebindings ({} for pressure)",
+            "commits: {}, rebindings: {} ({} for pressure)",
             state.totals.commits, state.totals.rebindings, state.totals.pressure,
         ),
     ));

@@ -185,7 +185,7 @@ async fn push(args: PushArgs, global: &Global) -> anyhow::Result<Outcome> {
             "registered"
         };
         println!(
-            "{program} {word}: {} files, {}, {}",
+            "{program} {word}: {} files, an archive of {}, {}",
             packed.files.len(),
             ui::bytes(bytes),
             digest.short()

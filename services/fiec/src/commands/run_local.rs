@@ -154,7 +154,7 @@ pub fn run(args: &RunArgs, global: &Global) -> anyhow::Result<Outcome> {
         told.tell(&steps, &format!("cut: {text}"));
     })?;
     steps.done(&format!(
-        "yielded at every {every}. boundary: {} processes in {:.2} s",
+        "yielded every {every} boundaries: {} processes in {:.2} s",
         cut.processes, cut.seconds
     ));
     let differences = whole.differences(&cut);

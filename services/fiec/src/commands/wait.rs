@@ -122,6 +122,8 @@ pub struct Waiting<'a> {
     history_asked: Option<Instant>,
     /// How many of many were named.
     named: usize,
+    /// Executions that nodes cannot start, of which a person was told.
+    told: BTreeSet<ExecutionId>,
 }
 
 impl<'a> Waiting<'a> {
@@ -137,6 +139,7 @@ impl<'a> Waiting<'a> {
             history: None,
             history_asked: None,
             named: 0,
+            told: BTreeSet::new(),
         }
     }
 
@@ -349,7 +352,19 @@ impl<'a> Waiting<'a> {
                 (None, None) => format!("capsule {}", progress.boundary),
             });
         }
+        let known_as = match &state.client_id {
+            Some(client) => client.to_string(),
+            None => id.to_string(),
+        };
         let Some(outcome) = outcome_of(state.phase.kind()) else {
+            let fails = state.totals.node_faults > 0;
+            let waits = state.phase.kind() == PhaseKind::Pending;
+            if waits && fails && !self.global.json && self.told.insert(id) {
+                let faults = state.totals.node_faults;
+                self.say(&format!(
+                    "{known_as} waits; faults of nodes so far: {faults}. See `fiec why {known_as}`"
+                ));
+            }
             return Ok(None);
         };
         let mut notice = None;
@@ -357,7 +372,10 @@ impl<'a> Waiting<'a> {
             let words = super::watch::ending(self.broker, &state).await;
             let words = words.unwrap_or_else(|| state.phase.as_str().to_owned());
             let name = self.live.get(&id).map_or("", String::as_str);
-            notice = Some((state.at, format!("{name} {words}; see `fiec history {id}`")));
+            notice = Some((
+                state.at,
+                format!("{name} {words}; see `fiec history {known_as}`"),
+            ));
         }
         Ok(Some(Ended { outcome, notice }))
     }

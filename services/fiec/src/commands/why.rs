@@ -1,7 +1,7 @@
 //! `fiec why`: the explanation of an execution's place.
 
 use clap::Args;
-use fiec_schemas::messages::{ExecutionVerb, InForce, Why};
+use fiec_schemas::messages::{ExecutionVerb, InForce, RefusalCode, Why};
 use fiec_schemas::{Candidate, NodeId, PhaseKind};
 
 use super::operate::ExecutionArgs;
@@ -56,6 +56,9 @@ pub async fn run(args: &WhyArgs, global: &Global) -> anyhow::Result<Outcome> {
     if let Some(error) = &reply.error {
         if !global.json {
             eprintln!("{error}");
+            if reply.refusal == Some(RefusalCode::UnknownExecution) {
+                eprintln!("An element of an array is named {id}-0");
+            }
         }
         return Ok(Outcome::Failed);
     }

@@ -379,8 +379,8 @@ fn look_at_traces(subject: &Subject, session: &Session<'_>, file: &Path, report:
         .collect();
     if let Some(first) = strange.first() {
         report.notes.push(format!(
-            "the program reads {} files outside its package, the data folder and the system's \
-             folders, e.g. {first}; nodes may not have them",
+            "the program or its interpreter reads {} files outside its package, the data folder and \
+             the system's folders, e.g. {first}; nodes may not have them",
             strange.len()
         ));
     }

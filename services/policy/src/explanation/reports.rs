@@ -156,9 +156,9 @@ mod tests {
 
     #[test]
     fn numbers_that_grow_are_no_news_and_another_reason_is() {
-        let one = sense(&why("pending for 1200 ms: no node can take it now"));
-        let later = sense(&why("pending for 98000 ms: no node can take it now"));
-        let other = sense(&why("pending for 98000 ms: it waits for its gang g"));
+        let one = sense(&why("pending for 1.2 s: no node can take it now"));
+        let later = sense(&why("pending for 98.0 s: no node can take it now"));
+        let other = sense(&why("pending for 98.0 s: it waits for its gang g"));
         assert_eq!(one, later);
         assert_ne!(one, other);
     }

@@ -25,7 +25,8 @@ pub(crate) fn why(life: &Lifecycle, of: &impl Reasons, now: Now, id: ExecutionId
             format!("{} ({})", node.id, node.devices.id_of(device))
         }
     };
-    let waited = now.mono.since(e.since);
+    #[expect(clippy::cast_precision_loss, reason = "a time below 2^52")]
+    let waited = now.mono.since(e.since) as f64 / 1_000.0;
     let held = of.held_in_words(life, id);
     let mut summary = match e.stage {
         Stage::Pending if e.profile == ProfileIx::UNKNOWN => {
@@ -33,7 +34,7 @@ pub(crate) fn why(life: &Lifecycle, of: &impl Reasons, now: Now, id: ExecutionId
         }
         Stage::Pending => {
             let why = held.as_deref().unwrap_or("no node can take it now");
-            format!("pending for {waited} ms: {why}")
+            format!("pending for {waited:.1} s: {why}")
         }
         Stage::Paused => "paused: it waits for `fiec resume`".to_owned(),
         Stage::Held => "held: it has failed, and waits for `fiec retry`".to_owned(),
@@ -44,7 +45,7 @@ pub(crate) fn why(life: &Lifecycle, of: &impl Reasons, now: Now, id: ExecutionId
             let arriving = life.arriving(id);
             let arriving = arriving.map(|a| format!("; the node is {}", a.in_words()));
             format!(
-                "bound to {} under epoch {} for {waited} ms, not started yet{}",
+                "bound to {} under epoch {} for {waited:.1} s, not started yet{}",
                 on(ix),
                 e.epoch,
                 arriving.unwrap_or_default()

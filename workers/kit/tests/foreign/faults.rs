@@ -316,7 +316,7 @@ fn an_entry_that_cannot_be_run_is_named() {
     fails(&made, true, &["./missing.sh", "no executable file"]);
     let mut made = state_dir("exit 0", json!({}));
     made.package.manifest.entry = vec!["no-such-command-here".to_owned()];
-    fails(&made, false, &["no-such-command-here", "PATH is "]);
+    fails(&made, false, &["no-such-command-here", "PATH has it"]);
     let path = made.folder.path().join("run.sh");
     std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
     made.package.manifest.entry = vec!["./run.sh".to_owned()];

@@ -13,7 +13,7 @@ pub(super) fn checks() -> Vec<Check> {
         program(
             "nats command",
             "nats",
-            "go install github.com/nats-io/natscli/nats@v0.4.0; `fiec submit` works without it",
+            "go install github.com/nats-io/natscli/nats@v0.4.0, and ~/go/bin on your PATH; `fiec submit` works without it",
         ),
         program(
             "psql",

@@ -63,7 +63,8 @@ impl SubmitArgs {
             (None, Some(program)) => {
                 let params = self.params.as_deref().unwrap_or("{}");
                 fiec_schemas::values::check(params.as_bytes(), "params")?;
-                let params: Value = serde_json::from_str(params).context("--params is not JSON")?;
+                let params: Value = serde_json::from_str(params)
+                    .context("--params is not JSON (a file: `fiec submit FILE`)")?;
                 Ok(json!({"program": program, "params": params})
                     .to_string()
                     .into_bytes())

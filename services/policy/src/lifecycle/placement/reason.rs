@@ -295,7 +295,7 @@ impl Reason<'_> {
                 "its free slots are reserved for a gang that has waited longer".to_owned()
             }
             Reason::Full { held, limit } => {
-                format!("it is full: {held} executions are bound to it, and it takes {limit}")
+                format!("it is full ({held} bound, room for {limit})")
             }
             Reason::DeviceFull(NoRoom::Taken) => {
                 "another execution has the device to itself".to_owned()
