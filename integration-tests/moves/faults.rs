@@ -299,8 +299,8 @@ async fn a_program_that_kills_its_worker_is_held_and_others_go_on() {
         for number in 1..=3 {
             if lab.worker(&Cluster::node(number)).ended().is_some() {
                 deaths += 1;
-                // The first may be gone before it has said that it had started.
-                assert!(deaths <= 4, "it went on after four workers");
+                // A worker that ends before it has said that it had started does not count.
+                assert!(deaths <= 6, "it went on after six workers");
                 lab.restart_worker(number).unwrap();
             }
         }

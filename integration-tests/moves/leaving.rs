@@ -237,7 +237,7 @@ async fn a_drain_names_what_no_other_node_can_take() {
     })
     .await;
     let said = lab.fiec(&["drain", "n1"]).await.expect(0).stdout;
-    let named = format!("no other node can take {id} (other nodes are named for it");
+    let named = format!("no other node can take {id} (it must be on ");
     assert!(said.contains(&named), "{said}");
     lab.end().await;
 }

@@ -450,6 +450,7 @@ impl Runner {
         }
         restamp(&mut report, self.shared.broker.clock());
         let ends = report.ends_run();
+        let yields = ends && matches!(report, Report::Boundary(_));
         if ends && let Some(child) = &self.child {
             child.logs.rest().await;
             self.printed = child.logs.printed();
@@ -598,6 +599,9 @@ impl Runner {
             }
         }
         if ends && let Some(child) = self.child.take() {
+            if yields {
+                child.logs.leave();
+            }
             self.pass_on(child);
         }
         if self.ended {

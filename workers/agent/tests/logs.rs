@@ -15,7 +15,7 @@ use fiec_broker::store;
 use fiec_schemas::messages::{ControlRequest, LogStream};
 use fiec_schemas::package::Manifest;
 use fiec_schemas::trust::Segment;
-use fiec_schemas::{ExecutionId, NodeId, Submission, Timestamp, subjects};
+use fiec_schemas::{Cause, ExecutionId, NodeId, Submission, Timestamp, subjects};
 use futures_util::StreamExt as _;
 use serde_json::{Value, json};
 
@@ -177,6 +177,46 @@ async fn ends_after_its_words(world: &World, id: ExecutionId, phase: &str) {
     let ledger = subjects::ledger(&world.tenant, id);
     let ended = stored_at(world, subjects::LEDGER_STREAM, &ledger).await;
     assert!(printed <= ended, "stored {} ns too late", printed - ended);
+}
+
+#[tokio::test]
+async fn what_a_program_prints_while_it_yields_is_in_its_log() {
+    const PROGRAM: &str = "import time
+import fiec
+
+def main(run):
+    state = run.state(n=0)
+    print('first')
+    try:
+        while state.n < 100_000:
+            state.n += 1
+            time.sleep(0.01)
+            run.boundary()
+    finally:
+        time.sleep(0.1)
+        print('last words')
+
+fiec.main(main)
+";
+    let (world, agent) = of_any_program().await;
+    let id = world.python("x@1", PROGRAM, json!({}), &agent).await;
+    world.wait_phase(id, "started").await;
+    let request = ControlRequest::Yield {
+        execution: id,
+        epoch: 1,
+        cause: Cause::Operator { who: "ops".into() },
+        to: None,
+        decision: None,
+    };
+    let reply = world.control(&agent.node, &request).await.unwrap();
+    assert_eq!(reply.error, None);
+    world.wait_phase(id, "pending").await;
+    poll("its last words", async || {
+        let pieces = stored(&world, id).await;
+        (read(&pieces, "stdout").0 == b"first\nlast words\n").then_some(())
+    })
+    .await;
+    agent.leave().await;
 }
 
 #[tokio::test]

@@ -44,7 +44,7 @@ impl NotStarted {
                 words.push_str("; the interpreter that its first line names is not there");
             }
             (StartError::NotFound, _) => words.push_str(&format!(
-                "; no folder of the worker's PATH has it (a file of the package is ./{command})"
+                "; no folder of PATH has it (a file of the package is ./{command})"
             )),
             _ => {}
         }

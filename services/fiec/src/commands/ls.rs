@@ -56,15 +56,21 @@ const COLUMNS: [Column; 11] = [
 
 /// The columns that are read for people. A UUID only if there is no client's id, or in full.
 fn selected(layout: Layout) -> String {
-    let execution = match layout {
-        Layout::Full => "e.execution, ",
-        Layout::Within(_) => "",
+    let (execution, failure) = match layout {
+        Layout::Full => ("e.execution, ", "e.failure"),
+        Layout::Within(_) => (
+            "",
+            // Its first whole words.
+            "CASE WHEN length(e.failure) > 60 \
+             THEN regexp_replace(left(e.failure, 60), '\\s+\\S*$', '') || ' …' \
+             ELSE e.failure END",
+        ),
     };
     format!(
         "coalesce(e.client_id, e.execution::text) AS id, {execution}e.program, e.phase, e.node, \
          coalesce(x.capsules, e.boundary) || coalesce('/' || e.boundaries_in_all, '') AS boundary, \
          date_trunc('seconds', e.age) AS age, e.submitted_at::timestamp(0) AS submitted, \
-         left(e.failure, 60) AS failure, date_trunc('seconds', e.uncommitted) AS uncommitted, \
+         {failure} AS failure, date_trunc('seconds', e.uncommitted) AS uncommitted, \
          e.rebindings AS moves, e.tenant"
     )
 }

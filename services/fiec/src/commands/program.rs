@@ -190,7 +190,10 @@ async fn push(args: PushArgs, global: &Global) -> anyhow::Result<Outcome> {
             ui::bytes(bytes),
             digest.short()
         );
-        for (name, bytes) in packed.files.iter().take(LISTED) {
+        // The package's own files stand at its top.
+        let mut files: Vec<_> = packed.files.iter().collect();
+        files.sort_by_key(|(name, _)| name.matches('/').count());
+        for (name, bytes) in files.into_iter().take(LISTED) {
             println!("  {name}  {}", ui::bytes(*bytes));
         }
         if packed.files.len() > LISTED {

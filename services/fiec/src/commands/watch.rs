@@ -199,10 +199,11 @@ fn event_in_words(event: &Event, state: &ExecutionState) -> String {
             backoff_ms,
             ..
         } => {
-            format!(
-                "program crashed ({exit}), crash {attempt} since its last commit, again in \
-                 {backoff_ms} ms"
-            )
+            let then = match backoff_ms {
+                0 => "not tried again".to_owned(),
+                ms => format!("again in {ms} ms"),
+            };
+            format!("program crashed ({exit}), crash {attempt} since its last commit, {then}")
         }
         Event::Completed {
             capsules,

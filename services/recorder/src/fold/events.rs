@@ -103,10 +103,11 @@ impl Step<'_> {
                 backoff_ms,
                 fault,
             } => {
-                let detail = format!(
-                    "crash {attempt} since its last commit: {exit}; tried again after \
-                     {backoff_ms} ms"
-                );
+                let then = match backoff_ms {
+                    0 => "not tried again".to_owned(),
+                    ms => format!("tried again after {ms} ms"),
+                };
+                let detail = format!("crash {attempt} since its last commit: {exit}; {then}");
                 self.note_fault(EventKind::Crashed, fault.as_deref(), detail);
                 self.columns().stderr_tail = Some(stderr);
             }

@@ -35,6 +35,8 @@ const STORED_WITHIN: Duration = Duration::from_millis(500);
 /// If it is not there by then, it is published again for so long.
 const STORED_AT_LAST: Duration = Duration::from_secs(600);
 const AGAIN: Duration = Duration::from_secs(1);
+/// A program that has yielded is given this time to end; what it prints belongs to its run.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Bytes of stdout and of stderr that a program has written under one binding. An attempt continues
 /// the count of the one before.
@@ -97,10 +99,18 @@ impl Logs {
         printed: Printed,
     ) {
         let mut state = self.lock();
-        if let Owner::Nobody = state.owner {
-            // The child has printed this while it was idle.
-            state.read_all(&mut [0; 4 * 1024]);
-            state.pieces.clear();
+        match state.owner {
+            Owner::First | Owner::Execution(_) => {}
+            Owner::Nobody => {
+                // The child has printed this while it was idle.
+                state.read_all(&mut [0; 4 * 1024]);
+                state.pieces.clear();
+            }
+            Owner::Leaving { .. } => {
+                let (source, pieces) = (state.source(), state.rest());
+                state.pieces.clear();
+                self.publish_late(source, pieces);
+            }
         }
         if !matches!(state.owner, Owner::First) {
             state.tail.clear();
@@ -116,9 +126,24 @@ impl Logs {
         self.0.served.notify_waiters();
     }
 
-    /// The child is idle: further output belongs to no execution.
+    /// The child is idle: further output belongs to no execution, except of a run that has
+    /// yielded a moment ago.
     pub fn idle(&self) {
-        self.lock().owner = Owner::Nobody;
+        let mut state = self.lock();
+        if !matches!(state.owner, Owner::Leaving { .. }) {
+            state.owner = Owner::Nobody;
+        }
+    }
+
+    /// The run has yielded: what the program prints on its way out still belongs to it.
+    pub fn leave(&self) {
+        let mut state = self.lock();
+        if let Owner::Execution(source) = &state.owner {
+            state.owner = Owner::Leaving {
+                source: source.clone(),
+                until: Instant::now() + LAST_WORDS,
+            };
+        }
     }
 
     /// Attributes further output to this boundary.
@@ -223,11 +248,7 @@ impl Logs {
         let mut turn = self.0.turn.lock().await;
         let (pieces, source) = {
             let mut state = self.lock();
-            let mut pieces = state.read_all(&mut [0; 4 * 1024]);
-            let now = Instant::now();
-            pieces.extend(state.finish(LogStream::Stdout, now));
-            pieces.extend(state.finish(LogStream::Stderr, now));
-            (pieces, state.source())
+            (state.rest(), state.source())
         };
         self.publish(&mut turn, source.clone(), pieces).await;
         let untold = {
@@ -253,6 +274,22 @@ impl Logs {
             tracing::warn!("the end of a program's output is not stored yet");
             let logs = self.clone();
             thread.spawn(async move { logs.insist(owed).await });
+        }
+    }
+
+    /// Publishes, on the thread of logs, what the program printed on its way out of a run.
+    fn publish_late(&self, source: Option<(Source, BoundaryIndex)>, pieces: Vec<Piece>) {
+        if pieces.is_empty() {
+            return;
+        }
+        let logs = self.clone();
+        let work = async move {
+            let mut turn = logs.0.turn.lock().await;
+            logs.publish(&mut turn, source, pieces).await;
+        };
+        match thread::handle() {
+            Ok(thread) => drop(thread.spawn(work)),
+            Err(error) => tracing::error!(%error, "the last output of a run is lost"),
         }
     }
 

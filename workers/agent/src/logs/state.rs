@@ -32,6 +32,20 @@ pub enum Owner {
     /// The child is idle, or computes nothing that has a log.
     Nobody,
     Execution(Source),
+    /// The run has yielded. What the program prints on its way out still belongs to it, until then.
+    Leaving {
+        source: Source,
+        until: Instant,
+    },
+}
+
+impl Owner {
+    fn source(&self) -> Option<&Source> {
+        match self {
+            Self::Execution(source) | Self::Leaving { source, .. } => Some(source),
+            Self::First | Self::Nobody => None,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -73,6 +87,12 @@ impl State {
             },
         };
         self.printed = true;
+        if let Owner::Leaving { until, .. } = self.owner
+            && now > until
+        {
+            self.owner = Owner::Nobody;
+            self.pieces.clear();
+        }
         if stream == LogStream::Stderr {
             let new = &found[found.len().saturating_sub(STDERR_TAIL_LIMIT)..];
             self.tail.extend_from_slice(new);
@@ -80,7 +100,7 @@ impl State {
             self.tail.drain(..excess);
         }
         let pieces = match self.owner {
-            Owner::Execution(_) => self.pieces.add(stream, found, now),
+            Owner::Execution(_) | Owner::Leaving { .. } => self.pieces.add(stream, found, now),
             Owner::First => {
                 self.pieces.hold(stream, found, now);
                 Vec::new()
@@ -91,24 +111,30 @@ impl State {
     }
 
     pub fn finish(&mut self, stream: LogStream, now: Instant) -> Vec<Piece> {
-        match self.owner {
-            Owner::Execution(_) => self.pieces.finish(stream, now),
-            Owner::First | Owner::Nobody => Vec::new(),
+        match self.owner.source() {
+            Some(_) => self.pieces.finish(stream, now),
+            None => Vec::new(),
         }
     }
 
+    /// Reads what the pipes hold now, and cuts all of it.
+    pub fn rest(&mut self) -> Vec<Piece> {
+        let mut pieces = self.read_all(&mut [0; 4 * 1024]);
+        let now = Instant::now();
+        pieces.extend(self.finish(LogStream::Stdout, now));
+        pieces.extend(self.finish(LogStream::Stderr, now));
+        pieces
+    }
+
     pub fn tick(&mut self, now: Instant) -> Vec<Piece> {
-        match self.owner {
-            Owner::Execution(_) => self.pieces.tick(now),
-            Owner::First | Owner::Nobody => Vec::new(),
+        match self.owner.source() {
+            Some(_) => self.pieces.tick(now),
+            None => Vec::new(),
         }
     }
 
     pub fn due(&self) -> Option<Instant> {
-        match self.owner {
-            Owner::Execution(_) => self.pieces.due(),
-            Owner::First | Owner::Nobody => None,
-        }
+        self.owner.source().and_then(|_| self.pieces.due())
     }
 
     /// Whether nothing waits in the pipes or in pieces.
@@ -140,9 +166,7 @@ impl State {
 
     /// To whom and where pieces go that were cut just now.
     pub fn source(&self) -> Option<(Source, BoundaryIndex)> {
-        match &self.owner {
-            Owner::Execution(source) => Some((source.clone(), self.boundary)),
-            Owner::First | Owner::Nobody => None,
-        }
+        let source = self.owner.source()?;
+        Some((source.clone(), self.boundary))
     }
 }

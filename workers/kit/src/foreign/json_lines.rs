@@ -181,7 +181,7 @@ impl JsonLines {
                     return Err(ending.into_error());
                 }
                 let words = format!(
-                    "{program} ended with {} without a word (capsule {})",
+                    "{program} ended with {} before it completed (capsule {})",
                     in_words(status),
                     cx.index() + 1
                 );

@@ -58,9 +58,15 @@ fn an_exit_without_a_word_or_by_a_signal_is_a_crash() {
         fails(&state_dir(script, json!({})), false, &words);
     }
     for (script, words) in [
-        ("hear(); sys.exit(4)", ["exit status 4", "without a word"]),
+        (
+            "hear(); sys.exit(4)",
+            ["exit status 4", "before it completed"],
+        ),
         ("hear(); sys.exit(0)", ["exit status 0", "capsule 1"]),
-        ("os.kill(os.getpid(), 11)", ["signal 11", "without a word"]),
+        (
+            "os.kill(os.getpid(), 11)",
+            ["signal 11", "before it completed"],
+        ),
         (
             "hear(); link.close(); lines.close(); time.sleep(600)",
             ["closed its socket", "capsule 1"],

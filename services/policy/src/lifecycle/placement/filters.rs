@@ -185,7 +185,7 @@ fn requirements<'a>(v: &View<'a, '_>) -> Option<Reason<'a>> {
     let descriptor = v.node.descriptor.as_ref()?;
     let requires = &v.profile.requires;
     if !requires.nodes.is_empty() && !requires.nodes.contains(&v.node.id) {
-        return Some(Reason::NotNamed);
+        return Some(Reason::NotNamed(&requires.nodes));
     }
     if requires.exclude.contains(&v.node.id) {
         return Some(Reason::Excluded);

@@ -31,13 +31,10 @@ impl Operators<'_> {
     pub(super) fn in_words(self, reason: Reason<'_>) -> Option<String> {
         let (pinned, excluded) = (&self.change.nodes, &self.change.exclude);
         match (reason, pinned, excluded) {
-            (Reason::NotNamed, Some(nodes), _) if !nodes.is_empty() => {
-                let names: Vec<_> = nodes.iter().take(NAMES).map(NodeId::as_str).collect();
-                Some(format!(
-                    "it is pinned to {} (`fiec unpin`)",
-                    names.join(", ")
-                ))
-            }
+            (Reason::NotNamed(_), Some(nodes), _) if !nodes.is_empty() => Some(format!(
+                "it is pinned to {} (`fiec unpin`)",
+                in_a_row(nodes)
+            )),
             (Reason::Excluded, _, Some(nodes)) if !nodes.is_empty() => {
                 Some("an operator has excluded it (`fiec unpin`)".to_owned())
             }
@@ -49,6 +46,12 @@ impl Operators<'_> {
     pub(super) fn remedy(self) -> String {
         format!("`fiec unpin {}`", self.execution)
     }
+}
+
+/// The first of these nodes, for people.
+fn in_a_row(nodes: &[NodeId]) -> String {
+    let names: Vec<_> = nodes.iter().take(NAMES).map(NodeId::as_str).collect();
+    names.join(", ")
 }
 
 /// A reason against a place.
@@ -78,7 +81,7 @@ pub(super) enum Reason<'a> {
         program: &'a str,
         against: Against<'a>,
     },
-    NotNamed,
+    NotNamed(&'a [NodeId]),
     Excluded,
     /// There is enough, but the current envelope offers less.
     Offered {
@@ -226,8 +229,11 @@ impl Reason<'_> {
                     "its memory"
                 }
             ),
-            Reason::NotNamed => {
-                "other nodes are named for it (`requires.nodes` or a pin)".to_owned()
+            Reason::NotNamed(nodes) => {
+                format!(
+                    "it must be on {} (`requires.nodes` or a pin)",
+                    in_a_row(nodes)
+                )
             }
             Reason::Excluded => "it is excluded (`requires.exclude` or `fiec exclude`)".to_owned(),
             Reason::Memory { has, needs } => {
@@ -365,7 +371,7 @@ impl Reason<'_> {
             Reason::NoDevice => format!(
                 "a node with a device joining, or no `requires.device` in the submission ({id} has none)"
             ),
-            Reason::NotNamed
+            Reason::NotNamed(_)
             | Reason::Excluded
             | Reason::Memory { .. }
             | Reason::Cores { .. }
