@@ -68,7 +68,8 @@ fn bound(epoch: u64, node: &str, instance: InstanceId, cause: Cause) -> Event {
     }
 }
 
-/// Bound to a, started after 1 ms and said so after 3, one boundary, handed over to b under pressure, started 4 ms later.
+/// Bound to a, started after 1 ms and said so after 3, one boundary, handed over to b under
+/// pressure, started 4 ms later.
 fn handover(first: u64) -> (ExecutionId, Vec<FeedItem>) {
     let tenant = Tenant::new("lab").unwrap();
     let submission =
