@@ -18,6 +18,8 @@ async fn history_and_report_say_what_is_missing() {
         .publish("done", "synthetic@1", &json!({"capsules": 3}))
         .await;
     lab.journal.ended(short, "completed").await;
+    // `fiec history` waits a second for a recorder; one that has just started may need longer.
+    lab.recorded(1).await;
     let whole = lab.fiec(&["history", "done"]).await.expect(0);
     assert!(!whole.stdout.contains("Missing"), "{whole:?}");
     assert_eq!(
