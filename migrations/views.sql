@@ -564,6 +564,46 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- ---------------------------------------------------------------------------------------------------
+-- Numbers over time
+
+-- What programs report by name (`run.progress(loss=0.31)`), by boundary: one curve for each name of an
+-- execution, wherever it ran. A point that stands for several reports has their mean.
+CREATE OR REPLACE VIEW execution_series AS
+SELECT p.execution,
+       e.client_id,
+       e.tenant,
+       e.batch_id,
+       p.name,
+       p.boundary,
+       p.mean                                           AS value,
+       p.lowest,
+       p.highest,
+       p.reports,
+       p.at,
+       l.node,
+       p.epoch
+FROM series_points p
+LEFT JOIN executions e ON e.id = p.execution
+LEFT JOIN placements l ON l.execution = p.execution AND l.epoch = p.epoch;
+
+-- Each name of an execution: where its curve stands, and between what it has moved.
+CREATE OR REPLACE VIEW execution_numbers AS
+SELECT p.execution,
+       p.name,
+       max(p.boundary)                                  AS boundary,
+       (array_agg(p.mean ORDER BY p.boundary DESC))[1]  AS last,
+       min(p.lowest)                                    AS lowest,
+       max(nullif(p.highest, 'NaN'))                    AS highest,
+       sum(p.reports)::bigint                           AS reports
+FROM series_points p
+GROUP BY p.execution, p.name;
+
+COMMENT ON VIEW execution_numbers IS 'The last value of each number that a program reports, and its range';
+
+COMMENT ON VIEW execution_series IS
+    'Numbers that programs report by name, by boundary, with the node where they were computed';
+
+-- ---------------------------------------------------------------------------------------------------
 -- Ranges of tiles
 
 -- Every execution that computes, or computed, a whole: the one that was submitted, its parts, their

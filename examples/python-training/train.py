@@ -107,6 +107,7 @@ def main(run: fiec.Run) -> dict[str, object]:
             state.momentum[name] -= p["rate"] * slope
             weights[name] += state.momentum[name]
         state.running += loss * len(rows) / len(x)
+        run.progress(loss=loss)
         if batches.position == len(x):
             state.curve.append(state.running)
             state.running = 0.0

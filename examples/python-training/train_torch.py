@@ -56,6 +56,7 @@ def main(run: fiec.Run) -> dict[str, object]:
         optimizer.step()
         scheduler.step()
         state.running += loss.item() * len(rows) / len(x)
+        run.progress(loss=loss, lr=scheduler.get_last_lr()[0])
         if batches.position == len(x):
             state.curve.append(state.running)
             state.running = 0.0

@@ -9,6 +9,7 @@ mod bad_input;
 mod batch_by_nats_cli;
 mod batches;
 mod changes;
+mod curves;
 mod energy_and_envelopes;
 mod foreign_text;
 mod groups;

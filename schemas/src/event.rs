@@ -18,6 +18,7 @@ use crate::limits::EVENT_HEADER_LIMIT;
 use crate::named::named;
 use crate::package::Grant;
 use crate::scheduling::{Adjustment, Keep, Parked};
+use crate::series::Series;
 use crate::spread::Spreading;
 use crate::submission::{Contract, Submission};
 use crate::tagged::tagged;
@@ -114,6 +115,12 @@ tagged! { "type", EventKind,
         },
         /// A boundary became durable.
         Boundary(BoundaryEvent),
+        /// Numbers that the program reported since the last commit, by the boundary that ends their
+        /// capsule.
+        Noted {
+            /// The points of each name.
+            numbers: Series,
+        },
         /// Emitted messages became durable. They are published now.
         Emitted {
             /// The messages.

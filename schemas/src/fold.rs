@@ -290,6 +290,9 @@ impl ExecutionState {
                 self.totals.compute_us += boundary.compute_us;
                 EnergyTotals::add(&mut self.totals.energy, boundary.energy);
             }
+            Event::Noted { .. } => {
+                self.must_be_started("noted")?;
+            }
             Event::Emitted { outbox } => {
                 self.must_be_started("emitted")?;
                 self.outbox = Some(*outbox);

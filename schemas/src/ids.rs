@@ -35,6 +35,14 @@ pub enum IdError {
         /// The offending text, cut to a readable length.
         text: String,
     },
+    /// The text is not a name of a curve.
+    #[error(
+        "progress: the name {text:?} must be 1 to 64 letters, digits and characters of _ - . / : @ % +"
+    )]
+    Series {
+        /// The offending text, cut to a readable length.
+        text: String,
+    },
     /// The text is not a UUID.
     #[error("{kind} {text:?} is not a UUID")]
     Uuid {

@@ -28,6 +28,7 @@ pub mod quota;
 pub mod requirements;
 pub mod scheduling;
 mod secret;
+pub mod series;
 pub mod spread;
 pub mod strict;
 pub mod subjects;

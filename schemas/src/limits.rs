@@ -126,6 +126,7 @@ fn fit_event(event: &mut Event) {
     match event {
         Event::Submitted
         | Event::Started { .. }
+        | Event::Noted { .. }
         | Event::Emitted { .. }
         | Event::Split { .. }
         | Event::Merged { .. }

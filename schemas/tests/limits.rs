@@ -15,6 +15,7 @@ use fiec_schemas::limits::{
 };
 use fiec_schemas::package::{DeviceGrant, Grant};
 use fiec_schemas::scheduling::{Adjustment, Deadline, Keep, OnMiss, Parked, Rule};
+use fiec_schemas::series::{NAME_LIMIT, NAMES_LIMIT, POINTS_LIMIT, Point, Series, SeriesName};
 use fiec_schemas::spread::{PARTS_LIMIT, Part, Spreading};
 use fiec_schemas::{
     BatchId, BatchPlace, Binding, BoundaryEvent, Candidate, Cause, Contract, Decision, Digest,
@@ -234,6 +235,23 @@ fn boundary() -> Event {
     })
 }
 
+/// The most points, of the most and the longest names.
+fn noted() -> Event {
+    let point = Point {
+        boundary: u64::MAX,
+        mean: NUMBER,
+        lowest: NUMBER,
+        highest: NUMBER,
+        reports: u64::MAX,
+    };
+    let points = vec![point; POINTS_LIMIT / NAMES_LIMIT];
+    let name = |n| SeriesName::new(&format!("{}{n:02}", "n".repeat(NAME_LIMIT - 2))).unwrap();
+    let series = (0..NAMES_LIMIT).map(|n| (name(n), points.clone()));
+    Event::Noted {
+        numbers: Series(series.collect()),
+    }
+}
+
 fn split() -> Event {
     Event::Split {
         part: id(),
@@ -336,6 +354,7 @@ fn every_event() -> Vec<Event> {
         bound(pressure.clone()),
         started(),
         boundary(),
+        noted(),
         Event::Emitted { outbox: outbox() },
         Event::Refused {
             reason: long(),
@@ -404,7 +423,7 @@ fn every_event() -> Vec<Event> {
     let mut kinds: Vec<u32> = all.iter().map(kind).collect();
     kinds.sort_unstable();
     kinds.dedup();
-    assert_eq!(kinds.len(), 27, "an event is missing");
+    assert_eq!(kinds.len(), 28, "an event is missing");
     all
 }
 
@@ -437,6 +456,7 @@ fn kind(event: &Event) -> u32 {
         Event::Healed { .. } => 24,
         Event::Held { .. } => 25,
         Event::Retried { .. } => 26,
+        Event::Noted { .. } => 27,
     }
 }
 
@@ -575,6 +595,7 @@ fn the_largest_message_of_every_combination_fits() {
             vec![
                 started(),
                 boundary(),
+                noted(),
                 yielded(pressure.clone()),
                 bound(pressure.clone()),
             ],
@@ -584,6 +605,7 @@ fn the_largest_message_of_every_combination_fits() {
             vec![
                 started(),
                 boundary(),
+                noted(),
                 yielded(cause.clone()),
                 bound(cause.clone()),
             ],
@@ -600,13 +622,20 @@ fn the_largest_message_of_every_combination_fits() {
         ("crash that fails", vec![started(), crashed(), failed()]),
         (
             "pause at a boundary",
-            vec![started(), boundary(), yielded(pressure.clone()), who()],
+            vec![
+                started(),
+                boundary(),
+                noted(),
+                yielded(pressure.clone()),
+                who(),
+            ],
         ),
         (
             "park at a boundary",
             vec![
                 started(),
                 boundary(),
+                noted(),
                 Event::Parked {
                     cause: pressure,
                     keep: Keep::Device,
@@ -621,6 +650,7 @@ fn the_largest_message_of_every_combination_fits() {
                 bound(Cause::Initial),
                 started(),
                 boundary(),
+                noted(),
                 completed(),
             ],
         ),
@@ -639,6 +669,7 @@ fn the_largest_message_of_every_combination_fits() {
             vec![
                 started(),
                 boundary(),
+                noted(),
                 Event::Merged { part: id() },
                 split(),
                 Event::Emitted { outbox: outbox() },

@@ -25,7 +25,7 @@ pub use crate::table::Column;
 use crate::table::Table;
 use crate::tasks::Shared;
 use crate::write::{Prepared, ensure_day};
-use crate::{parts, results, rows, telemetry, unread};
+use crate::{parts, results, rows, series, telemetry, unread};
 
 /// Rows and how long they took.
 #[derive(Debug, Clone, Copy)]
@@ -234,6 +234,15 @@ async fn project_until(
     })
 }
 
+/// Thins the curves of executions that ended before `until`, as the recorder does every hour.
+///
+/// # Errors
+/// What PostgreSQL says.
+pub async fn thin_old(pool: &PgPool, until: Timestamp) -> Result<()> {
+    let thinned = series::thin_old(pool, until).await;
+    thinned.map_err(RecorderError::database("thin the curves"))
+}
+
 /// The floor: sends the rows of these messages by one COPY a table in one transaction. The time has no
 /// reading, folding and encoding. The tables must not have these rows.
 ///
@@ -293,7 +302,7 @@ fn shared(pool: &PgPool) -> Shared {
 pub async fn clear(pool: &PgPool) -> Result<()> {
     for statement in [
         "TRUNCATE batches, executions, placements, rebindings, boundaries, decisions, \
-         execution_events, execution_changes, boundary_state, hardware_vectors, nodes, \
+         execution_events, execution_changes, series_points, boundary_state, hardware_vectors, nodes, \
          node_events, rejections, ledger_gaps, record_gaps, unread_messages",
         "UPDATE recorder_checkpoint SET seq = 0",
         // Otherwise the next measurement pays for the one before.
@@ -343,6 +352,7 @@ pub fn declarations() -> Vec<Declared> {
         Declared::of::<unread::UnreadRow>(),
         Declared::of::<parts::SplitRow>(),
         Declared::of::<results::ResultRow>(),
+        Declared::of::<series::PointRow>(),
         Declared::of::<tables::RejectionRow>(),
         Declared::of::<tables::NodeEventRow>(),
         Declared::of::<tables::QuotaRow>(),

@@ -43,6 +43,7 @@ mod rests;
 mod results;
 pub mod rows;
 mod schema;
+mod series;
 mod standstill;
 mod submissions;
 mod table;

@@ -25,7 +25,7 @@ use crate::mirror::{self, Mirror};
 use crate::rows::day_of;
 use crate::standstill::Standstill;
 use crate::tasks::{Shared, pause, trouble};
-use crate::{recorded, records, restore, telemetry, unnamed_chunks, unread};
+use crate::{recorded, records, restore, series, telemetry, unnamed_chunks, unread};
 
 /// How a recorder works.
 #[derive(Debug, Clone)]
@@ -301,6 +301,11 @@ async fn housekeeping(shared: Shared, retention_days: u32) -> Result<()> {
         let wait = match done {
             Ok((made, dropped)) => {
                 shared.health.well(Part::Housekeeping);
+                let days = i64::from(retention_days) * 86_400_000_000;
+                let long_ago = Timestamp::from_micros(Timestamp::now().micros() - days);
+                if let Err(error) = series::thin_old(&shared.pool, long_ago).await {
+                    trouble(&shared, Part::Housekeeping, &error);
+                }
                 unread::count(&shared).await;
                 if made + dropped > 0 {
                     tracing::info!(made, dropped, "partitions");

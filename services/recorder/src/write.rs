@@ -10,6 +10,7 @@ use fiec_schemas::{Digest, ExecutionId, Sequence, Timestamp, subjects};
 use sqlx::{Connection, PgConnection, PgPool};
 
 use crate::rows::{Rows, StepBack};
+use crate::series::{self, Growth};
 use crate::table::{Copy, argument, write_all};
 
 /// Rows with their COPY streams.
@@ -71,6 +72,7 @@ pub struct Writer {
     pool: PgPool,
     connection: Option<PgConnection>,
     days: BTreeSet<i32>,
+    growth: Growth,
 }
 
 impl Writer {
@@ -80,6 +82,7 @@ impl Writer {
             pool,
             connection: None,
             days: BTreeSet::new(),
+            growth: Growth::default(),
         }
     }
 
@@ -102,6 +105,14 @@ impl Writer {
         }
         match transaction(&mut connection, batch, expected).await {
             Ok(written) => {
+                if written == Written::Done {
+                    let curves = self.growth.note(&batch.rows);
+                    if let Err(error) = series::thin(&mut connection, &curves).await {
+                        // The next points make it due again.
+                        tracing::warn!(%error, "old points of curves were not drawn together");
+                        return Ok(written);
+                    }
+                }
                 self.connection = Some(connection);
                 Ok(written)
             }
@@ -199,6 +210,7 @@ pub(crate) async fn write_rows(tx: &mut PgConnection, batch: &Prepared) -> sqlx:
         withdraw(&mut *tx, step).await?;
         forget_states(&mut *tx, step).await?;
     }
+    series::write(&mut *tx, rows).await?;
     crate::parts::write(&mut *tx, &rows.drops, &rows.splits, &rows.merges).await?;
     write_all(&mut *tx, &rows.changes).await?;
     write_all(&mut *tx, &rows.results).await?;
@@ -219,6 +231,7 @@ pub(crate) async fn write_late(tx: &mut PgConnection, batch: &Prepared) -> sqlx:
     for step in &rows.steps_back {
         withdraw(&mut *tx, step).await?;
     }
+    series::write(&mut *tx, rows).await?;
     crate::parts::write(&mut *tx, &[], &rows.splits, &rows.merges).await?;
     write_all(&mut *tx, &rows.changes).await?;
     write_all(&mut *tx, rows.batches.values()).await?;

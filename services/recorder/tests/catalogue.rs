@@ -6,7 +6,7 @@ use fiec_recorder::lab_support::{Column, Declared, declarations};
 use sqlx::Row as _;
 
 /// Tables that are written by statements of their own, without rows from Rust.
-const BY_STATEMENTS: [&str; 8] = [
+const BY_STATEMENTS: [&str; 9] = [
     "_sqlx_migrations",
     "applied_views",
     "boundary_state",
@@ -15,6 +15,7 @@ const BY_STATEMENTS: [&str; 8] = [
     "lost_rows",
     "record_gaps",
     "recorder_checkpoint",
+    "series_thinning",
 ];
 
 /// A column of the catalogue: name, type, nullability, in the table's order.

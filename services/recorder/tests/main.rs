@@ -16,6 +16,7 @@ mod restore;
 mod rests;
 mod rewinds;
 mod schema;
+mod series;
 mod spread;
 mod substrates;
 mod tls;

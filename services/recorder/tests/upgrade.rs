@@ -14,7 +14,7 @@ use crate::support::{database, number, rows, words};
 
 /// Each migration with the BLAKE3-256 of its file. Add a line for a new one. Never change a line: each
 /// database remembers what it was made by, and refuses another text.
-const RELEASED: [(&str, &str); 11] = [
+const RELEASED: [(&str, &str); 12] = [
     (
         "0001_executions.sql",
         "84701e9968da87be666aa380960eea2ccc57f9ae3b3bcb0ef06902fc3755d1fa",
@@ -58,6 +58,10 @@ const RELEASED: [(&str, &str); 11] = [
     (
         "0011_refused_with_others.sql",
         "8cfdf95e2b2c7be9e1c02954fe3b63058e9e7ace6dee028e66d6659983b73436",
+    ),
+    (
+        "0012_series.sql",
+        "8780d6077162205323947e9904c1a775a4b097f94b0b77028f0b98b4458d05b1",
     ),
 ];
 

@@ -200,6 +200,7 @@ impl Runner {
             run.merge = Some(merge);
             body = [&state[..], &part[..]].concat().into();
         }
+        self.reported = run.boundary.unwrap_or(0);
         self.shared.grants.note(execution, &run.grant);
         self.given = Some(run.grant.clone());
         child.confine(&run.grant.cpus);

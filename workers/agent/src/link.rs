@@ -165,6 +165,7 @@ mod tests {
                 bytes,
             }],
             emits: Vec::new(),
+            numbers: fiec_schemas::series::Series::default(),
         };
         let grant = Grant {
             memory_bytes: Some(64 << 20),

@@ -20,6 +20,7 @@ use fiec_schemas::chain::Held;
 use fiec_schemas::hardware::RunningProgress;
 use fiec_schemas::package::Grant;
 use fiec_schemas::scheduling::Adjustment;
+use fiec_schemas::series::{Series, SeriesError};
 use fiec_schemas::subjects::INLINE_STATE_LIMIT;
 use fiec_schemas::{BoundaryIndex, Digest, Event, Fault, Phase, StatePlace, Submission, Timestamp};
 use tokio::sync::{mpsc, watch};
@@ -208,6 +209,8 @@ pub(crate) struct Runner {
     pub(crate) ticks: Option<u64>,
     /// Its share of the node's energy, if it is measured.
     pub(crate) energy: Option<Share>,
+    /// The last boundary that the present run has reported.
+    pub(crate) reported: BoundaryIndex,
     /// Consecutive fetches that found the state of its last commit missing.
     pub(crate) missed: u32,
     /// What its program has printed under this binding.
@@ -499,6 +502,7 @@ impl Runner {
                 computed_until,
                 outputs,
                 emits,
+                numbers,
             } => {
                 if !self.started {
                     self.since = Some(computing_since);
@@ -513,6 +517,13 @@ impl Runner {
                         (said.result, said.object)
                     }
                     Err(reason) => {
+                        return Box::pin(self.fail_now(Fault::WrongAnswer, reason)).await;
+                    }
+                };
+                let noted = match self.noted(capsules, numbers) {
+                    Ok(noted) => noted,
+                    Err(wrong) => {
+                        let reason = wrong.to_string();
                         return Box::pin(self.fail_now(Fault::WrongAnswer, reason)).await;
                     }
                 };
@@ -549,7 +560,7 @@ impl Runner {
                 }
                 let message = Message {
                     outputs: pieces,
-                    ..Message::of(vec![event])
+                    ..Message::of(noted.into_iter().chain([event]).collect())
                 };
                 let message = match self.at_its_end(message, computed_until) {
                     Ok(message) => message,
@@ -645,6 +656,17 @@ impl Runner {
         progress.note = note;
     }
 
+    /// Checks the numbers that came with a boundary, and makes their event.
+    fn noted(
+        &mut self,
+        index: BoundaryIndex,
+        numbers: Series,
+    ) -> Result<Option<Event>, SeriesError> {
+        numbers.check(self.reported, index)?;
+        self.reported = index;
+        Ok((!numbers.is_empty()).then_some(Event::Noted { numbers }))
+    }
+
     async fn boundary(&mut self, mut report: BoundaryReport, body: &Bytes) {
         assert_ne!(
             self.shared.options.panics_at,
@@ -658,6 +680,7 @@ impl Runner {
             computed.add(report.compute_us, Instant::now());
         }
         let (split, merged) = (report.split, report.merged);
+        let (index, numbers) = (report.index, std::mem::take(&mut report.numbers));
         let Some(mut message) = Message::boundary(report, body) else {
             return Box::pin(self.lost(Loss::Unusable)).await;
         };
@@ -671,6 +694,13 @@ impl Runner {
         }
         if !emits.is_empty() && !Box::pin(self.emit(&mut message, emits)).await {
             return;
+        }
+        match self.noted(index, numbers) {
+            Ok(noted) => message.events.extend(noted),
+            Err(wrong) => {
+                let reason = wrong.to_string();
+                return Box::pin(self.fail_now(Fault::WrongAnswer, reason)).await;
+            }
         }
         if let (Some(share), Some(Event::Boundary(event))) =
             (&mut self.energy, message.events.first_mut())

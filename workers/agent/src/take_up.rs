@@ -102,6 +102,7 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
     let has_our_child =
         !matches!(&program, Program::Package(package) if package.command().is_some());
     let computed = Computed::of(&spec, has_our_child);
+    let boundary = tip.state.boundary_index();
     let mut runner = Runner {
         shared: shared.clone(),
         spec,
@@ -149,6 +150,7 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
         owes: false,
         ticks: None,
         energy,
+        reported: boundary,
         missed: 0,
         printed: Printed::default(),
         values,

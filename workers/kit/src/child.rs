@@ -402,6 +402,7 @@ impl Child {
                         computed_until,
                         outputs: describe(&outputs),
                         emits: std::mem::take(&mut cx.emits),
+                        numbers: cx.numbers.take(),
                     };
                     self.kept = Some(kept);
                     return Ok(self.writer.report(&report, &outputs)?);
@@ -532,6 +533,7 @@ impl Child {
             note: progress.note,
             outputs: Vec::new(),
             emits: std::mem::take(&mut cx.emits),
+            numbers: cx.numbers.take(),
             split: running.split.take(),
             merged: std::mem::take(&mut running.merged),
             reason,

@@ -16,6 +16,7 @@ use std::path::PathBuf;
 
 use fiec_schemas::package::{Grant, Manifest};
 use fiec_schemas::programs::TileRange;
+use fiec_schemas::series::Series;
 use fiec_schemas::submission::FieldError;
 use fiec_schemas::surroundings::{Asked, GrantChange, Surroundings};
 use fiec_schemas::{BoundaryIndex, CommitPolicy, Digest, Epoch, ExecutionId, Fault, Timestamp};
@@ -276,6 +277,9 @@ pub struct BoundaryReport {
     /// Messages emitted since the last report.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub emits: Vec<Emit>,
+    /// Numbers reported since the last report.
+    #[serde(default, skip_serializing_if = "Series::is_empty")]
+    pub numbers: Series,
     /// The range that was split off here. σ ends before it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub split: Option<TileRange>,
@@ -340,6 +344,9 @@ pub enum Report {
         /// Messages emitted since the last boundary report.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         emits: Vec<Emit>,
+        /// Numbers reported since the last boundary report.
+        #[serde(default, skip_serializing_if = "Series::is_empty")]
+        numbers: Series,
     },
     /// The capsule needs data and waits for the answer, `data`. Other orders may come first.
     Fetch {

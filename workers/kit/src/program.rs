@@ -15,6 +15,7 @@ use fiec_schemas::ids::check_emit_name;
 use fiec_schemas::limits::RESULT_LIMIT;
 use fiec_schemas::package::Grant;
 use fiec_schemas::programs::TileRange;
+use fiec_schemas::series::Waiting;
 use fiec_schemas::{BoundaryIndex, Digest, ExecutionId, Fault, FaultKind};
 use serde_json::Value;
 
@@ -295,6 +296,8 @@ pub struct Capsule {
     pub(crate) outputs: Vec<OutputData>,
     pub(crate) emits: Vec<Emit>,
     emitted_bytes: usize,
+    /// Numbers that no commit has taken yet.
+    pub(crate) numbers: Waiting,
     fetch: Option<Box<dyn Fetch + Send>>,
     /// The execution, if the capsule belongs to one.
     pub(crate) execution: Option<ExecutionId>,
@@ -400,6 +403,22 @@ impl Capsule {
             data: STANDARD.encode(bytes),
         });
         Ok(())
+    }
+
+    /// Reports a number, as the residual of a solver: a point of the curve `name` at this capsule's
+    /// boundary. It becomes durable with that boundary's commit, and is in SQL (`execution_series`).
+    /// A run has at most [`NAMES_LIMIT`] names. Several reports in one capsule, and boundaries that
+    /// come too fast to be kept one by one, become one point with their mean and extremes.
+    ///
+    /// # Errors
+    /// Permanent if the name is not 1 to 64 letters, digits and `_ - . / : @ % +`, or is one name
+    /// too many.
+    ///
+    /// [`NAMES_LIMIT`]: fiec_schemas::series::NAMES_LIMIT
+    pub fn number(&mut self, name: &str, value: f64) -> Result<(), ProgramError> {
+        self.numbers
+            .report(name, self.index + 1, value)
+            .map_err(ProgramError::permanent)
     }
 
     /// Whether the waiting outputs make a commit due, so that its message can name them all.

@@ -257,6 +257,7 @@ impl Child {
     }
 
     /// The next boundary with its σ, or what it says in place of one.
+    #[allow(clippy::result_large_err, reason = "the end of a run is no error here")]
     fn next(&self) -> Result<(BoundaryReport, Vec<u8>), Report> {
         loop {
             match self.hear() {

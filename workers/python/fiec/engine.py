@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from .errors import AgentGone, Cancelled, Done, Failed, FrameError, Stop, Yielded
 from .frames import Link, Message, now
 from .schedule import COMMIT_WHEN_ACKNOWLEDGED, NO, Schedule
+from .series import Waiting
 from .tiles import Merge, Range, Shares, Tiles, write_range
 from .writer import Writer
 
@@ -106,6 +107,7 @@ class Boundaries:
         self.outputs: dict[str, bytes] = {}
         self.emits: list[Message] = []
         self._emitted = (0, 0, 0)
+        self.numbers = Waiting()
         # Cause of an order to yield that the next boundary carries out.
         self.yield_cause: str | None = None
         self.cancel = False
@@ -369,6 +371,8 @@ class Engine(Boundaries):
             pieces += bodies
         if self.emits:
             head["emits"] = self.take_emits()
+        if self.numbers:
+            head["numbers"] = self.numbers.take()
         self._much = False
         whole = sum(map(len, pieces))
         self._writer.boundary(self.position(head), pieces, whole)
@@ -508,6 +512,8 @@ class Engine(Boundaries):
             head["outputs"] = outputs
         if self.emits:
             head["emits"] = self.take_emits()
+        if self.numbers:
+            head["numbers"] = self.numbers.take()
         self._writer.report(head, bodies)
 
     def is_brief(self) -> bool:

@@ -84,6 +84,8 @@ class Lines(Boundaries):
         head: Message = {"is": "boundary"}
         if self.emits:
             head["emit"] = self.lines_emits()
+        if self.numbers:
+            head["numbers"] = self.numbers.take_capsule()
         if self.names_much():
             head |= {"state": self.sigma(), "outputs": self.put_outputs()}
         self._talk.say(self.position(head))
@@ -186,6 +188,8 @@ def serve(main: worker.Main, prepare: worker.Prepare | None, path: str) -> int:
         last: Message = {"is": "completed", "result": end.result, "outputs": outputs}
         if lines.emits:
             last["emit"] = lines.lines_emits()
+        if lines.numbers:
+            last["numbers"] = lines.numbers.take_capsule()
         if lines.last is not None:
             last["state"] = lines.last
         talk.say(last)

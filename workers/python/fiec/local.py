@@ -44,6 +44,7 @@ class Terminal:
         self._start = self._said = time.monotonic()
         self._first: int | None = None
         self._shown = False
+        self._numbers: dict[str, Any] = {}
 
     def say(self, text: str) -> None:
         """A line that stays."""
@@ -61,6 +62,8 @@ class Terminal:
     def at(self, head: Message, committed: int | None) -> None:
         """Shows a position."""
         index, of = head["index"], head.get("of")
+        for name, points in (head.get("numbers") or {}).items():
+            self._numbers[name] = points[-1][1]
         now = time.monotonic()
         if self._first is None:
             self._first, self._start = index, now
@@ -75,6 +78,8 @@ class Terminal:
                 parts.append(f"{max(0, of - index) / rate:,.0f} s left")
         if head.get("note"):
             parts.append(str(head["note"]))
+        for name, value in self._numbers.items():
+            parts.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
         if committed is not None:
             parts.append(f"committed {committed}")
         line = " · ".join(parts)

@@ -15,6 +15,7 @@ from . import restore, sigma
 from .engine import NOTE_LIMIT, Boundaries
 from .errors import Failed, StateError
 from .frames import DATA_DIR_ENV, INPUTS_ENV, Message
+from .series import value_of
 from .tiles import Merge, Tiles, find, read_range
 from .values import dumps, encoded, plain, shown, surrogate, whole
 
@@ -320,10 +321,17 @@ class Run:
 
     # --- what others see -----------------------------------------------------------------------
 
-    def progress(self, note: object = None, *, of: int | None = None) -> None:
+    def progress(self, note: object = None, *, of: int | None = None, **numbers: Any) -> None:
         """A short word on where it stands, and the boundaries in all where that is known. Shown a
-        few times a second at most; costs nothing in between."""
+        few times a second at most; costs nothing in between.
+
+        Further names are numbers over time: ``run.progress(loss=0.31, lr=1e-3)``, or
+        ``**{"val/loss": 0.29}``. Each is a point of its curve at the boundary that ends this
+        capsule. It is kept with that boundary's commit: in SQL (``execution_series``), in
+        ``fiec watch`` and in the report. A run has at most 24 names."""
         engine = self._engine
+        for name, value in numbers.items():
+            engine.numbers.report(name, engine.index + 1, value_of(name, value))
         if note is not None:
             engine.note = shown(str(note)[:NOTE_LIMIT])
         if of is not None:

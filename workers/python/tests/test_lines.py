@@ -125,6 +125,15 @@ class Containers(unittest.TestCase):
         self.assertEqual(said["result"]["total"], whole["result"]["total"])
         self.assertEqual((self.folder / "outputs" / "last.txt").read_text(), text)
 
+    def test_each_line_has_the_numbers_of_its_capsule(self) -> None:
+        talk = self.talk({"steps": 3, "mode": "numbers"})
+        found = []
+        while (said := talk.hear())["is"] == "boundary":
+            found.append(said["numbers"])
+            talk.tell(**{"is": "go"})
+        self.assertEqual(talk.end()[0], 0)
+        self.assertEqual([*found, said["numbers"]], [{"step": float(n)} for n in (0, 1, 2, -1)])
+
     def test_so_many_outputs_come_with_their_boundary_before_a_message_cannot_name_them(self) -> None:
         talk = self.talk({"tiles": {"from": 0, "to": 50}, "total": 50}, program="ranges.py")
         named: list[int] = []

@@ -29,6 +29,8 @@ REFUSED = (
     ("of", "float", "progress: of must be a whole number from 0 to 18446744073709551615"),
     ("of", "big", "progress: of must be a whole number from 0 to 18446744073709551615"),
     ("of", "boolean", "progress: of must be a whole number"),
+    ("number", "surrogate", "progress: loss must be a number, but is"),
+    ("number", "keys", "progress: loss must be a number, but is"),
     ("output", "surrogate", "output 'o': no text, since it has the lone surrogate"),
     ("name", "surrogate", r"output 'a\udc80': a name is no text, since it has the lone surrogate"),
     ("reserve", "float", "reserve: memory_bytes must be a whole number from 0 to"),

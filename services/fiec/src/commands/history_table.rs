@@ -65,7 +65,7 @@ impl Section {
 }
 
 /// The tables of one execution.
-pub const SECTIONS: [Section; 5] = [
+pub const SECTIONS: [Section; 6] = [
     Section {
         title: "Placements",
         view: "placement_timeline",
@@ -130,6 +130,20 @@ pub const SECTIONS: [Section; 5] = [
             Column::left("detail", 0),
         ],
         rows: "execution = $ ORDER BY at",
+    },
+    Section {
+        title: "Numbers",
+        view: "execution_numbers",
+        selected: "name, last, lowest, highest, boundary, reports",
+        columns: &[
+            Column::left("name", 0),
+            Column::right("last", 0),
+            Column::right("lowest", 1),
+            Column::right("highest", 1),
+            Column::right("boundary", 2),
+            Column::right("reports", 3),
+        ],
+        rows: "execution = $ ORDER BY name",
     },
     Section {
         title: "Requests of people",

@@ -1,6 +1,7 @@
 //! `fiec watch [ID]`: follows executions until they end.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use clap::Args;
 use fiec_broker::feed;
@@ -10,10 +11,14 @@ use fiec_schemas::{Cause, Event, ExecutionId, ExecutionState, LedgerMessage, sub
 use futures_util::StreamExt as _;
 use serde_json::Value;
 
+use super::curves::{self, Curves};
 use crate::client;
 use crate::context::{Global, TenantArg};
 use crate::exit::Outcome;
 use crate::ui;
+
+/// Time for which the curves before now are waited for.
+const HISTORY: Duration = Duration::from_secs(1);
 
 /// Options of `fiec watch`.
 #[derive(Debug, Args)]
@@ -68,6 +73,13 @@ pub async fn run(args: WatchArgs, global: &Global) -> anyhow::Result<Outcome> {
             .collect(),
         None => vec![subjects::ledgers(&tenant)],
     };
+    let mut curves = Curves::default();
+    if let Some(id) = wanted
+        && !global.json
+        && let Err(error) = earlier(&mut curves, id, global).await
+    {
+        tracing::info!(%error, "curves begin now: the history cannot be read");
+    }
     let mut feed = feed::live_of(&broker, last + 1, filter(&parts)).await?;
     loop {
         let item = tokio::select! {
@@ -93,8 +105,15 @@ pub async fn run(args: WatchArgs, global: &Global) -> anyhow::Result<Outcome> {
         if global.json {
             println!("{}", item.header);
         } else {
-            for line in in_words(&message) {
+            for event in &message.events {
+                let line = match event {
+                    Event::Noted { numbers } => curves.note(item.execution, numbers),
+                    event => event_in_words(event, &message.state),
+                };
                 println!("{} {} {line}", message.state.at, item.execution);
+            }
+            if message.state.phase.is_terminal() {
+                curves.forget(item.execution);
             }
         }
         if wanted == Some(item.execution)
@@ -103,6 +122,15 @@ pub async fn run(args: WatchArgs, global: &Global) -> anyhow::Result<Outcome> {
             return Ok(outcome);
         }
     }
+}
+
+/// Reads the curves that were recorded before now.
+async fn earlier(curves: &mut Curves, id: ExecutionId, global: &Global) -> anyhow::Result<()> {
+    let read = async {
+        let pool = global.database().await?;
+        curves.read(&pool, id).await
+    };
+    tokio::time::timeout(HISTORY, read).await?
 }
 
 fn stand(state: &ExecutionState) -> String {
@@ -162,6 +190,7 @@ fn event_in_words(event: &Event, state: &ExecutionState) -> String {
                 ui::bytes(b.bytes)
             )
         }
+        Event::Noted { numbers } => curves::last_values(numbers),
         Event::Yielded { cause, .. } => format!("yielded: {}", cause.in_words()),
         Event::Refused { reason, .. } => format!("refused by its node: {reason}"),
         Event::Healed { lost, .. } => {

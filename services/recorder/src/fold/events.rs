@@ -36,6 +36,7 @@ impl Step<'_> {
                 computing_since,
             } => self.start(epoch, computing_since),
             Event::Boundary(boundary) => self.commit(boundary),
+            Event::Noted { numbers } => self.note_numbers(numbers),
             Event::Emitted { outbox } => {
                 let (count, through) = (outbox.count, outbox.through);
                 let detail = format!("{count} messages, the last at boundary {through}");

@@ -1,6 +1,7 @@
 //! The progress of executions: boundaries, steps back, ends.
 
 use fiec_schemas::energy::Energy;
+use fiec_schemas::series::Series;
 use fiec_schemas::{
     BoundaryEvent, BoundaryIndex, Cause, EventKind, Fault, Ordinal, Output, ResultObject,
     StatePlace, Timestamp,
@@ -11,6 +12,7 @@ use sqlx::types::Json;
 use super::Step;
 use crate::results::ResultRow;
 use crate::rows::{BoundaryRow, StepBack, day_of};
+use crate::series::PointRow;
 
 /// A completion as its event says it.
 pub(super) struct Completed {
@@ -47,6 +49,18 @@ impl Step<'_> {
             host_uj: event.energy.and_then(|energy| energy.host_uj),
             device_uj: event.energy.and_then(|energy| energy.device_uj),
         });
+    }
+
+    /// The program has reported numbers.
+    pub(super) fn note_numbers(&mut self, numbers: Series) {
+        let (execution, context) = (self.id(), (self.tracked.epoch, self.stored_at));
+        for (name, points) in numbers.0 {
+            for point in points {
+                let row = PointRow::new(execution, &name, point, context);
+                let key = (execution, name.clone(), point.boundary);
+                self.rows.points.insert(key, row);
+            }
+        }
     }
 
     /// The last capsule has ended, and the placement with it.
@@ -113,9 +127,11 @@ impl Step<'_> {
         self.note_cause(EventKind::SteppedBack, cause, detail);
         self.end_placement(cause.as_str());
         self.execution.has_new_boundary = true;
+        let to = to.map_or(0, |to| to.index);
+        self.rows.repeat(self.state.execution, to);
         self.rows.steps_back.push(StepBack {
             execution: self.state.execution,
-            to: to.map_or(0, |to| to.index),
+            to,
             ordinal: self.state.ordinal,
             at: self.stored_at,
         });

@@ -25,6 +25,7 @@ pub(crate) fn stand(messages: Vec<Message>, at: Timestamp) -> Rows {
             epoch: state.epoch,
             at,
         });
+        rows.repeat(state.execution, state.boundary_index());
         let has_ended = state.phase.is_terminal();
         let place = state.boundary.clone();
         match has_ended {
@@ -94,6 +95,18 @@ impl Step<'_> {
             .retain(|r| r.execution != id || r.ordinal < from);
         rows.changes
             .retain(|r| r.execution != id || r.ordinal < from);
+        // Numbers belong to their boundary, whichever message says them.
+        let noted = events.iter().filter_map(|event| match event {
+            Event::Noted { numbers } => numbers.first(),
+            _ => None,
+        });
+        let last = self.state.boundary_index();
+        rows.repeat(
+            id,
+            noted
+                .map(|first| first.saturating_sub(1))
+                .fold(last, u64::min),
+        );
         let stands = |(of, at): &(_, Epoch)| *of != id || *at <= epoch;
         rows.rebindings.retain(|key, _| stands(key));
         rows.placements.retain(|key, _| stands(key));

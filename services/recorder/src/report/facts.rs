@@ -15,6 +15,8 @@ use crate::time::PgTime;
 
 /// Most points of a figure's line, and rows of a table.
 const POINTS: i64 = 1_500;
+/// Most curves that are drawn.
+const CURVES: usize = 24;
 pub(super) const TABLE_ROWS: i64 = 500;
 
 pub(super) struct Facts {
@@ -32,6 +34,10 @@ pub(super) struct Facts {
     pub decisions: Vec<Decision>,
     pub changes: Vec<Change>,
     pub signals: Vec<Signal>,
+    /// Numbers that the program reported.
+    pub curves: Vec<Curve>,
+    /// Names of further curves, which are not drawn.
+    pub more_curves: usize,
     /// The gaps in the history, each a sentence.
     pub missing: Vec<String>,
 }
@@ -79,6 +85,20 @@ pub(super) struct Signal {
     pub lines: Vec<(String, Vec<(Timestamp, f64)>)>,
 }
 
+/// The numbers of one name, by boundary.
+pub(super) struct Curve {
+    pub name: String,
+    pub points: Vec<CurvePoint>,
+}
+
+pub(super) struct CurvePoint {
+    pub boundary: i64,
+    pub value: f64,
+    pub lowest: f64,
+    pub highest: f64,
+    pub node: String,
+}
+
 pub(super) fn text(row: &PgRow, column: &str) -> sqlx::Result<String> {
     Ok(row
         .try_get::<Option<String>, _>(column)?
@@ -120,6 +140,9 @@ async fn read(pool: &PgPool, id: ExecutionId, missing: Vec<String>) -> sqlx::Res
     let changes = changes(pool, id).await?;
     let moves = (&placements[..], &rebindings[..]);
     let signals = signals(pool, id, moves, &changes, (submitted_at, until)).await?;
+    let mut curves = curves(pool, id).await?;
+    let more_curves = curves.len().saturating_sub(CURVES);
+    curves.truncate(CURVES);
     let phase: Option<PhaseKind> = text(&row, "phase")?.parse().ok();
     Ok(Some(Facts {
         ended_badly: phase.is_some_and(PhaseKind::can_be_retried),
@@ -133,6 +156,8 @@ async fn read(pool: &PgPool, id: ExecutionId, missing: Vec<String>) -> sqlx::Res
         rebindings,
         changes,
         signals,
+        curves,
+        more_curves,
         missing,
     }))
 }
@@ -346,6 +371,39 @@ async fn boundaries(
             ))
         })
         .collect()
+}
+
+async fn curves(pool: &PgPool, id: ExecutionId) -> sqlx::Result<Vec<Curve>> {
+    let rows = sqlx::query(
+        "SELECT name, boundary, value, lowest, highest, node FROM (SELECT *, \
+         row_number() OVER (PARTITION BY name ORDER BY boundary) AS n, \
+         count(*) OVER (PARTITION BY name) AS all_of_them \
+         FROM execution_series WHERE execution = $1) s \
+         WHERE n % greatest(1, all_of_them / $2) = 0 OR n IN (1, all_of_them) ORDER BY name, boundary",
+    )
+    .bind(id.0)
+    .bind(POINTS)
+    .fetch_all(pool)
+    .await?;
+    let mut curves: Vec<Curve> = Vec::new();
+    for row in &rows {
+        let name = text(row, "name")?;
+        let point = CurvePoint {
+            boundary: row.try_get("boundary")?,
+            value: row.try_get("value")?,
+            lowest: row.try_get("lowest")?,
+            highest: row.try_get("highest")?,
+            node: text(row, "node")?,
+        };
+        match curves.last_mut() {
+            Some(curve) if curve.name == name => curve.points.push(point),
+            _ => curves.push(Curve {
+                name,
+                points: vec![point],
+            }),
+        }
+    }
+    Ok(curves)
 }
 
 async fn decisions(

@@ -8,7 +8,7 @@ use plotters::prelude::*;
 use super::facts::{Facts, Signal};
 use crate::error::{RecorderError, Result};
 
-const WIDTH: u32 = 960;
+pub(super) const WIDTH: u32 = 960;
 /// Distinguishable also without seeing colours well (Okabe and Ito).
 const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
@@ -19,13 +19,13 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(213, 94, 0),
     RGBColor(110, 110, 110),
 ];
-const LIMIT: RGBColor = RGBColor(190, 30, 45);
+pub(super) const LIMIT: RGBColor = RGBColor(190, 30, 45);
 /// Opacity of the line of a high threshold, and of a low one.
 const HIGH: f64 = 1.0;
 const LOW: f64 = 0.5;
 
 /// Height of the text on the axes, in pixels.
-const TEXT: u32 = 13;
+pub(super) const TEXT: u32 = 13;
 
 /// Nodes in the order of their first use, each with its colour.
 pub(super) struct Nodes(BTreeMap<String, usize>);
@@ -44,7 +44,7 @@ impl Nodes {
         self.0.get(node).copied().unwrap_or(self.0.len())
     }
 
-    fn colour(&self, node: &str) -> RGBColor {
+    pub fn colour(&self, node: &str) -> RGBColor {
         COLOURS
             .get(self.place(node) % COLOURS.len())
             .copied()
@@ -87,7 +87,7 @@ pub fn register_font() -> Result<()> {
         .map_err(|_| RecorderError::Figure("the embedded font is not valid".to_owned()))
 }
 
-fn failed(error: impl std::fmt::Display) -> RecorderError {
+pub(super) fn failed(error: impl std::fmt::Display) -> RecorderError {
     RecorderError::Figure(error.to_string())
 }
 
@@ -199,7 +199,7 @@ pub(super) fn legend(nodes: &Nodes, signal: &Signal) -> Vec<(String, String)> {
 }
 
 /// A number on an axis, without needless decimals.
-fn number(value: &f64) -> String {
+pub(super) fn number(value: &f64) -> String {
     let text = format!("{value:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
@@ -211,7 +211,7 @@ fn is_whole(value: f64) -> bool {
 }
 
 /// A whole number on an axis. Others have no label.
-fn whole(value: &f64) -> String {
+pub(super) fn whole(value: &f64) -> String {
     match is_whole(*value) {
         true => number(value),
         false => String::new(),
@@ -289,7 +289,7 @@ fn marks(chart: &mut Chart<'_, '_>, facts: &Facts, axis: &Axis, top: f64) -> Res
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
@@ -313,7 +313,7 @@ mod tests {
         }
     }
 
-    fn facts() -> Facts {
+    pub fn facts() -> Facts {
         Facts {
             ended_badly: false,
             summary: Vec::new(),
@@ -330,6 +330,8 @@ mod tests {
                 limits: vec![(at(0), (0.9, 0.7)), (at(4_000), (0.5, 0.4))],
                 lines: vec![("n1".to_owned(), vec![(at(0), 0.2), (at(8_000), 0.3)])],
             }],
+            curves: Vec::new(),
+            more_curves: 0,
             missing: Vec::new(),
         }
     }

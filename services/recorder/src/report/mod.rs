@@ -1,6 +1,7 @@
 //! One execution's history as a self-contained HTML page, from PostgreSQL alone.
 
 mod changes;
+mod curves;
 mod facts;
 mod figures;
 mod page;

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use super::curves;
 use super::facts::{Facts, seconds};
 use super::figures::{self, Nodes};
 use crate::error::Result;
@@ -111,6 +112,18 @@ pub(super) fn render(facts: &Facts) -> Result<String> {
     html.push_str(&figures::location(facts, &nodes)?);
     html.push_str("<h2>What it had reached</h2><p class=\"s\">Vertical lines are rebindings.</p>");
     html.push_str(&figures::capsules(facts)?);
+    for curve in &facts.curves {
+        let _ = write!(html, "<h2>{}</h2>", escape(&curve.name));
+        html.push_str(&legend(&curves::legend(&nodes, curve)));
+        html.push_str(&curves::figure(facts, &nodes, curve)?);
+    }
+    if facts.more_curves > 0 {
+        let _ = write!(
+            html,
+            "<p>{} more names are in <code>execution_series</code>.</p>",
+            facts.more_curves
+        );
+    }
     for signal in &facts.signals {
         let _ = write!(html, "<h2>Pressure: {}</h2>", escape(&signal.name));
         if signal.lines.is_empty() {

@@ -13,6 +13,7 @@ use super::{
 };
 use crate::parts::{DroppedParts, MergedPart, SplitRow};
 use crate::results::ResultRow;
+use crate::series::{PointKey, PointRow};
 use crate::unread::UnreadRow;
 
 /// The rows of a batch, and the changes of rows that are there.
@@ -32,6 +33,10 @@ pub struct Rows {
     pub decisions: Vec<DecisionRow>,
     /// Committed boundaries.
     pub boundaries: Vec<BoundaryRow>,
+    /// Points of curves.
+    pub points: IndexMap<PointKey, PointRow>,
+    /// Executions that compute once more what comes after a boundary: their points beyond it go.
+    pub repeated: Vec<(ExecutionId, BoundaryIndex)>,
     /// Other events.
     pub events: Vec<EventRow>,
     /// Bindings after the first.
@@ -66,6 +71,16 @@ pub struct Rows {
     pub finished: Vec<ExecutionId>,
     /// Days since 1970 (UTC) for which partitions must exist.
     pub days: BTreeSet<i32>,
+}
+
+impl Rows {
+    /// The execution computes once more what comes after this boundary.
+    pub(crate) fn repeat(&mut self, execution: ExecutionId, after: BoundaryIndex) {
+        // Points of this very batch have not been written yet.
+        self.points
+            .retain(|(of, _, boundary), _| *of != execution || *boundary <= after);
+        self.repeated.push((execution, after));
+    }
 }
 
 /// The rows of an execution from a message on do not count: the ledger has lost that message, and

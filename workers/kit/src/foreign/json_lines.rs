@@ -302,6 +302,7 @@ impl JsonLines {
                 state,
                 outputs,
                 emit,
+                numbers,
             } => {
                 let note = note.map(|note| note.chars().take(200).collect());
                 self.progress = Progress { of, note };
@@ -315,6 +316,7 @@ impl JsonLines {
                     self.work.declare_outputs(&self.package, cx)?;
                 }
                 lines::emit(&self.package.program, &emit, cx)?;
+                lines::report(&numbers, cx)?;
                 Ok(Step::Boundary)
             }
             Said::Completed {
@@ -322,6 +324,7 @@ impl JsonLines {
                 result,
                 outputs,
                 emit,
+                numbers,
             } => {
                 if let Some(state) = state {
                     self.take_state(&state)?;
@@ -331,6 +334,7 @@ impl JsonLines {
                 self.work.take_named_outputs(&self.package, &outputs)?;
                 self.work.declare_outputs(&self.package, cx)?;
                 lines::emit(&self.package.program, &emit, cx)?;
+                lines::report(&numbers, cx)?;
                 self.let_go(GRACE);
                 Ok(Step::Complete { result })
             }

@@ -1,5 +1,6 @@
 //! The JSON lines between a child and a foreign program, over a connection that never blocks.
 
+use std::collections::BTreeMap;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -8,6 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use fiec_schemas::package::Grant;
 use fiec_schemas::programs::TileRange;
+use fiec_schemas::series::Number;
 use fiec_schemas::surroundings::{Asked, GrantChange, Surroundings};
 use fiec_schemas::{BoundaryIndex, ExecutionId};
 use serde::{Deserialize, Serialize};
@@ -58,6 +60,12 @@ pub fn emit(program: &str, said: &[Emitted], cx: &mut Capsule) -> Result<(), Pro
     Ok(())
 }
 
+/// Reports the numbers of a capsule.
+pub fn report(numbers: &BTreeMap<String, Number>, cx: &mut Capsule) -> Result<(), ProgramError> {
+    let mut all = numbers.iter();
+    all.try_for_each(|(name, value)| cx.number(name, (*value).into()))
+}
+
 /// A line from the program.
 #[derive(Debug, PartialEq, Deserialize)]
 #[serde(tag = "is", rename_all = "snake_case")]
@@ -79,6 +87,9 @@ pub enum Said {
         /// Messages to the outside.
         #[serde(default)]
         emit: Vec<Emitted>,
+        /// Numbers of this capsule, by name.
+        #[serde(default)]
+        numbers: BTreeMap<String, Number>,
     },
     /// The answer to `state`.
     State {
@@ -112,6 +123,9 @@ pub enum Said {
         /// Messages to the outside.
         #[serde(default)]
         emit: Vec<Emitted>,
+        /// Numbers of this capsule, by name.
+        #[serde(default)]
+        numbers: BTreeMap<String, Number>,
     },
     /// The program cannot continue.
     Failed {

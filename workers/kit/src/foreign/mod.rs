@@ -48,6 +48,8 @@ pub const OUTPUTS_ENV: &str = "FIEC_OUTPUTS";
 pub const OUTBOX_ENV: &str = "FIEC_OUTBOX";
 /// Names the file that a result is written to.
 pub const RESULT_ENV: &str = "FIEC_RESULT";
+/// Names the file of a capsule's numbers in the environment.
+pub const NUMBERS_ENV: &str = "FIEC_NUMBERS";
 /// The index of the boundary to continue from.
 pub const BOUNDARY_ENV: &str = "FIEC_BOUNDARY";
 /// The grant as JSON.

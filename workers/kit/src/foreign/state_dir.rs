@@ -162,6 +162,7 @@ impl Instance for StateDir {
         }
         self.work.take_outputs(&self.package)?;
         self.work.emit_all(cx)?;
+        self.work.report_numbers(&self.package, cx)?;
         if code == Some(0) {
             self.work.declare_outputs(&self.package, cx)?;
             let result = self.work.result(&self.package)?;

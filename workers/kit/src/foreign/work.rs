@@ -6,7 +6,7 @@
 //!                    run/outbox      finished files are messages to the outside (state_dir)
 //!                    run/objects     objects that parameters name, by digest
 //!                    run/params.json
-//!                    run/result/     the file of the result
+//!                    run/result/     the file of the result, and that of numbers (state_dir)
 //!                    run/socket      (json_lines)
 //!                    taken/          outputs that wait for a commit
 //! ```
@@ -31,8 +31,9 @@ use super::guard::{Guard, quoted};
 use super::outputs::{self, Outputs, Places};
 use super::process::Process;
 use super::{
-    BOUNDARY_ENV, EXECUTION_ENV, GRANT_ENV, INPUTS_ENV, OBJECTS_ENV, OUTBOX_ENV, OUTPUTS_ENV,
-    PARAMS_ENV, Package, RESULT_ENV, RESULT_LIMIT, SOCKET_PATH_ENV, STATE_DIR_ENV, pack,
+    BOUNDARY_ENV, EXECUTION_ENV, GRANT_ENV, INPUTS_ENV, NUMBERS_ENV, OBJECTS_ENV, OUTBOX_ENV,
+    OUTPUTS_ENV, PARAMS_ENV, Package, RESULT_ENV, RESULT_LIMIT, SOCKET_PATH_ENV, STATE_DIR_ENV,
+    lines, pack,
 };
 use crate::beneath::{Folder, Links};
 use crate::frames::EMIT_BYTES_LIMIT;
@@ -52,6 +53,10 @@ const OUTBOX: &str = "outbox";
 const RESULT: &str = "result";
 /// The result's file in that folder.
 const RESULT_FILE: &str = "result.json";
+/// The file of numbers beside it.
+const NUMBERS_FILE: &str = "numbers.json";
+/// Most bytes of that file: all names, with room for spaces.
+const NUMBERS_LIMIT: u64 = 16 * 1024;
 /// The folders that a program writes to.
 const WRITABLE: [&str; 4] = [STATE, outputs::FOLDER, OUTBOX, RESULT];
 /// The name of the folder of outputs that wait for a commit.
@@ -285,6 +290,37 @@ impl Work {
         Ok(())
     }
 
+    /// Reports the numbers that the last process wrote, and removes their file.
+    ///
+    /// # Errors
+    /// Permanent if they are no JSON object of numbers, or [`Capsule::number`] refuses one.
+    pub fn report_numbers(&self, package: &Package, cx: &mut Capsule) -> Result<(), ProgramError> {
+        let folder = pack::root(&self.run, RESULT)?;
+        let name = Path::new(NUMBERS_FILE);
+        let wrong = |why: &dyn std::fmt::Display| {
+            ProgramError::Permanent(format!(
+                "{} wrote numbers to ${NUMBERS_ENV} that are no JSON object of numbers, as \
+                 {{\"loss\": 0.31}}: {why}",
+                package.program
+            ))
+        };
+        let file = match folder.file(name, Links::Refused) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(wrong(&error)),
+        };
+        let mut text = Vec::new();
+        file.take(NUMBERS_LIMIT + 1)
+            .read_to_end(&mut text)
+            .map_err(cannot("read", folder.path()))?;
+        if text.len() as u64 > NUMBERS_LIMIT {
+            return Err(wrong(&format!("it has more than {NUMBERS_LIMIT} bytes")));
+        }
+        let numbers = serde_json::from_slice(&text).map_err(|error| wrong(&error))?;
+        lines::report(&numbers, cx)?;
+        folder.remove(name).map_err(cannot("remove", folder.path()))
+    }
+
     /// Orders the program to yield, by a file that appears complete.
     ///
     /// # Errors
@@ -400,6 +436,7 @@ impl Work {
             (OUTPUTS_ENV, text(self.seen("outputs"))),
             (OUTBOX_ENV, text(self.seen("outbox"))),
             (RESULT_ENV, text(self.seen(RESULT).join(RESULT_FILE))),
+            (NUMBERS_ENV, text(self.seen(RESULT).join(NUMBERS_FILE))),
             (BOUNDARY_ENV, cx.index().to_string()),
             (GRANT_ENV, grant),
             (extra.0, text(extra.1)),

@@ -269,6 +269,7 @@ impl Program for Cg {
             }
             None => self.iterate(state)?,
         };
+        cx.number("residual", relative)?;
         if relative > tolerance {
             return Ok(Step::Boundary);
         }

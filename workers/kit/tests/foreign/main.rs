@@ -7,5 +7,6 @@ mod emits;
 mod faults;
 mod harness;
 mod json_lines;
+mod numbers;
 mod sharing;
 mod state_dir;

@@ -89,6 +89,8 @@ def main(run: fiec.Run) -> object:
         while time.perf_counter() < end:
             pass
         run.progress(f"total {state.part.total:.3f}")
+        if mode == "numbers":
+            run.progress(step=step)
         if params.get("emit"):
             run.emit("total", {"step": step, "total": state.part.total.hex()})
             for _ in range(params["emit"] - 1):
@@ -96,6 +98,8 @@ def main(run: fiec.Run) -> object:
         every = params.get("output")
         if every and step % every == 0:
             run.output("last.txt", f"{step} {state.part.total!r}\n")
+    if mode == "numbers":
+        run.progress(step=-1)
     if params.get("quiet"):
         return {"total": state.part.total.hex()}
     return {

@@ -33,6 +33,8 @@ def main(run: fiec.Run) -> object:
                 run.progress(value)
             case "of":
                 run.progress(of=value)  # type: ignore[arg-type]
+            case "number":
+                run.progress(loss=value)
             case "output":
                 run.output("o", value)
             case "name":

@@ -11,8 +11,9 @@ use super::message::{Message, Totals, number, text};
 use super::{CLOCKS_MS, Rule, Violation};
 
 /// Events that only the worker which holds the started execution appends.
-const OF_THE_HOLDER: [&str; 12] = [
+const OF_THE_HOLDER: [&str; 13] = [
     "boundary",
+    "noted",
     "emitted",
     "yielded",
     "split",

@@ -19,7 +19,7 @@ use super::{CLOCKS_MS, Rule, Violation};
 pub type Tables = BTreeMap<&'static str, BTreeSet<String>>;
 
 /// The columns that are compared.
-const QUERIES: [(&str, &str); 9] = [
+const QUERIES: [(&str, &str); 10] = [
     (
         "executions",
         "SELECT id, tenant, phase, CASE WHEN phase IN ('bound', 'started') THEN node END, epoch, \
@@ -61,6 +61,11 @@ const QUERIES: [(&str, &str); 9] = [
     (
         "spread_splits",
         "SELECT holder, part, nth, from_tile, to_tile, merged_at IS NOT NULL FROM spread_splits",
+    ),
+    (
+        "series_points",
+        "SELECT execution, name, max(boundary), sum(reports) FROM series_points \
+         GROUP BY execution, name",
     ),
     ("batches", "SELECT '-', id, tenant FROM batches"),
 ];
@@ -279,6 +284,7 @@ fn rows_of(chain: &Chain) -> Vec<(&'static str, String)> {
     let mut is_known = chain.is_whole();
     let mut boundaries: Vec<Boundary> = Vec::new();
     let mut splits: BTreeMap<String, (String, bool)> = BTreeMap::new();
+    let mut curves = Curves::new();
     let (mut capsules, mut end_outputs) = (None, "-".to_owned());
     for message in &chain.messages {
         let ordinal = message.state.ordinal.to_string();
@@ -347,8 +353,11 @@ fn rows_of(chain: &Chain) -> Vec<(&'static str, String)> {
                         withdrawn: false,
                     });
                 }
+                "noted" => note(&mut curves, &event["numbers"]),
                 "stepped_back" => {
                     let to = number(&event["to"], "index");
+                    let points = curves.values_mut();
+                    points.for_each(|points| points.retain(|boundary, _| *boundary <= to));
                     let beyond = boundaries.iter_mut().filter(|b| b.index > to);
                     beyond.for_each(|b| b.withdrawn = true);
                 }
@@ -400,6 +409,15 @@ fn rows_of(chain: &Chain) -> Vec<(&'static str, String)> {
     {
         rows.push(("boundaries", line(&[id, &begin, flag(withdrawn), &outputs])));
     }
+    // Otherwise the tables may have points of messages that are not known here.
+    let is_whole = chain.is_whole() && !chain.messages.iter().any(|message| message.has("healed"));
+    for (name, points) in curves.iter().filter(|_| is_whole) {
+        if let Some((last, _)) = points.last_key_value() {
+            let reports: u64 = points.values().sum();
+            let row = line(&[id, name, &last.to_string(), &reports.to_string()]);
+            rows.push(("series_points", row));
+        }
+    }
     for (row, merged) in splits.into_values() {
         rows.push(("spread_splits", line(&[&row, flag(merged)])));
     }
@@ -408,6 +426,23 @@ fn rows_of(chain: &Chain) -> Vec<(&'static str, String)> {
         rows.push(("executions", row));
     }
     rows
+}
+
+/// The reports of each name, by boundary.
+type Curves = BTreeMap<String, BTreeMap<u64, u64>>;
+
+/// Adds the points of an event: `[boundary, value]`, or `[boundary, mean, lowest, highest, reports]`.
+fn note(curves: &mut Curves, numbers: &Value) {
+    for (name, points) in numbers.as_object().into_iter().flatten() {
+        let curve = curves.entry(name.clone()).or_default();
+        for point in points.as_array().into_iter().flatten() {
+            let reports = point.get(4).and_then(Value::as_u64).unwrap_or(1);
+            let boundary = point.get(0).and_then(Value::as_u64);
+            boundary.into_iter().for_each(|boundary| {
+                curve.insert(boundary, reports);
+            });
+        }
+    }
 }
 
 impl Placement {
@@ -471,7 +506,7 @@ fn ends_placement<'a>(kind: &'a str, cause: &'a str) -> Option<&'a str> {
 /// binds elsewhere is told by its rebinding.
 fn is_told(kind: &str, from_here: &[Value]) -> bool {
     match kind {
-        "submitted" | "bound" | "started" | "boundary" | "completed" => false,
+        "submitted" | "bound" | "started" | "boundary" | "noted" | "completed" => false,
         "yielded" => !from_here.iter().any(|event| text(event, "type") == "bound"),
         _ => true,
     }
