@@ -3,6 +3,7 @@
 //! feed of all ledgers, the registry of programs. This crate takes no decision.
 
 pub mod aging;
+pub mod api;
 pub mod buckets;
 pub mod capsules;
 pub mod chunk_list;

@@ -92,7 +92,7 @@ impl Up {
 
     /// Process and instance of a viable worker.
     async fn worker(&self, node: &NodeId) -> Option<(u32, InstanceId)> {
-        let reply = client::nodes(&self.broker).await.ok()?;
+        let reply = client::me(&self.broker).nodes().await.ok()?;
         let found = reply
             .nodes
             .into_iter()
@@ -119,7 +119,8 @@ async fn a_killed_worker_is_started_again_while_its_execution_goes_on_and_sigter
     let submission = json!({"id": "moved", "program": "synthetic@1", "params": params,
         "commit": {"every": 10}});
     let lines = submission.to_string().into();
-    let reply = client::submit(&up.broker, &tenant, lines, false)
+    let reply = client::me(&up.broker)
+        .submit(&tenant, lines, false)
         .await
         .unwrap();
     assert!(reply.errors.is_empty(), "{reply:?}");
@@ -158,7 +159,8 @@ async fn a_killed_worker_is_started_again_while_its_execution_goes_on_and_sigter
     // What came back is as good as what was there.
     let pinned = json!({"id": "after", "program": "synthetic@1", "requires": {"nodes": [node]}});
     let lines = pinned.to_string().into();
-    client::submit(&up.broker, &tenant, lines, false)
+    client::me(&up.broker)
+        .submit(&tenant, lines, false)
         .await
         .unwrap();
     let id = ExecutionId::from_client(&tenant, &ClientId::new("after").unwrap());

@@ -85,7 +85,9 @@ impl<'a> Stream<'a> {
 
 /// What `fiec why` says in one sentence; none where the execution is not known yet.
 async fn why(lab: &Lab, name: &str) -> Option<String> {
-    let reply = client::execution(&lab.broker, ExecutionVerb::Why, &lab.tenant, name, None).await;
+    let reply = client::me(&lab.broker)
+        .execution(ExecutionVerb::Why, &lab.tenant, name, None)
+        .await;
     Some(reply.ok()?.why?.summary)
 }
 

@@ -9,7 +9,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Dependencies of each crate at run time.
-const ARROWS: [(&str, &[&str]); 14] = [
+const ARROWS: [(&str, &[&str]); 15] = [
     ("fiec-schemas", &[]),
     ("fiec-broker", &["fiec-schemas"]),
     // Services.
@@ -19,6 +19,7 @@ const ARROWS: [(&str, &[&str]); 14] = [
         &["fiec-broker", "fiec-policy", "fiec-schemas"],
     ),
     ("fiec-recorder", &["fiec-broker", "fiec-schemas"]),
+    ("fiec-console", &["fiec-broker", "fiec-schemas"]),
     // Workers.
     ("fiec-kernels", &[]),
     ("fiec-probes", &["fiec-schemas"]),
@@ -34,6 +35,7 @@ const ARROWS: [(&str, &[&str]); 14] = [
         &[
             "fiec-agent",
             "fiec-broker",
+            "fiec-console",
             "fiec-cuda",
             "fiec-kit",
             "fiec-policy",

@@ -8,9 +8,9 @@ use fiec_schemas::messages::{ExecutionVerb, NodeVerb};
 use tracing_subscriber::EnvFilter;
 
 use crate::commands::{
-    adjust, batch, check, data, device, doctor, health, history, logs, ls, node, nodes, operate,
-    output, program, quota, reconfigure, rejections, repair, result, retry, run_local, serve,
-    submit, wait, watch, why,
+    adjust, batch, check, console, data, device, doctor, health, history, logs, ls, node, nodes,
+    operate, output, program, quota, reconfigure, rejections, repair, result, retry, run_local,
+    serve, submit, wait, watch, why,
 };
 use crate::context::Global;
 use crate::exit::{HELP, Outcome};
@@ -96,6 +96,7 @@ pub enum Command {
     Policy(serve::PolicyArgs),
     /// Run the recorder, which folds the ledgers into PostgreSQL
     Recorder(serve::RecorderArgs),
+    Console(console::ConsoleArgs),
     Device(device::DeviceArgs),
     Health(health::HealthArgs),
     /// Run programs for an agent, as its child process
@@ -167,7 +168,7 @@ pub fn complete(
 fn unreachable_or_failed(error: &anyhow::Error) -> Outcome {
     let connect =
         |e: &fiec_broker::BrokerError| matches!(e, fiec_broker::BrokerError::Connect { .. });
-    if error.is::<client::Unreachable>()
+    if client::is_unreachable(error)
         || error
             .downcast_ref::<fiec_broker::BrokerError>()
             .is_some_and(connect)
@@ -260,6 +261,7 @@ async fn run(command: Command, global: &Global) -> anyhow::Result<Outcome> {
         Command::Worker(args) => serve::worker(*args, global).await,
         Command::Policy(args) => serve::policy(args, global).await,
         Command::Recorder(args) => serve::recorder(args, global).await,
+        Command::Console(args) => console::run(args, global).await,
         Command::Device(args) => device::run(&args, global),
         Command::Health(args) => health::run(args).await,
         Command::ProgramChild => Ok(Outcome::BadInput),

@@ -94,11 +94,7 @@ impl UpFile {
     }
 
     fn path() -> Option<PathBuf> {
-        let folder = std::env::var_os("XDG_RUNTIME_DIR")
-            .or_else(|| std::env::var_os("XDG_CACHE_HOME"))
-            .map(PathBuf::from)
-            .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))?;
-        Some(folder.join("fiec").join("up.json"))
+        Some(run_folder()?.join("up.json"))
     }
 
     /// Writes the file, and the services of PostgreSQL beside it. A later `fiec up` replaces both.
@@ -132,8 +128,20 @@ impl UpFile {
     }
 }
 
+/// The folder of files by which processes of one user find each other on this machine.
+pub fn run_folder() -> Option<PathBuf> {
+    let folder = std::env::var_os("XDG_RUNTIME_DIR")
+        .or_else(|| std::env::var_os("XDG_CACHE_HOME"))
+        .map(PathBuf::from)
+        .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))?;
+    Some(folder.join("fiec"))
+}
+
 /// Replaces a file by one that only its owner can read, whatever lay at the path: it holds passwords.
-fn write_private(path: &Path, text: &[u8]) -> anyhow::Result<()> {
+///
+/// # Errors
+/// If it cannot be written.
+pub fn write_private(path: &Path, text: &[u8]) -> anyhow::Result<()> {
     let folder = path.parent().context("the file has no folder")?;
     std::fs::create_dir_all(folder)
         .with_context(|| format!("cannot create {}", folder.display()))?;

@@ -361,7 +361,7 @@ impl Cluster {
         let mut last = String::from("no policy service answered");
         while Instant::now() < deadline {
             self.none_ended()?;
-            match client::nodes(&self.broker).await {
+            match client::me(&self.broker).nodes().await {
                 Ok(reply) => {
                     let viable = reply
                         .nodes
@@ -389,7 +389,7 @@ impl Cluster {
     /// # Errors
     /// If no policy service answers or the node is unknown.
     pub async fn status_of(&self, node: &NodeId) -> anyhow::Result<NodeStatus> {
-        let reply = client::nodes(&self.broker).await?;
+        let reply = client::me(&self.broker).nodes().await?;
         reply
             .nodes
             .into_iter()

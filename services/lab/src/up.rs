@@ -1,16 +1,21 @@
 //! `fiec up`: the demo's cluster without the demo. It runs until Ctrl-C or SIGTERM.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
+use fiec::commands::console::Console;
 use fiec::context::UpFile;
 use fiec::exit::Outcome;
 use fiec::ui::Steps;
+use fiec_broker::ConnectOptions;
+use fiec_schemas::Tenant;
 use serde_json::json;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_util::sync::CancellationToken;
 
 use crate::cluster::{Cluster, ClusterOptions};
 
@@ -45,6 +50,9 @@ pub struct UpArgs {
     /// Port of PostgreSQL [default: a free one]
     #[arg(long)]
     pub postgres_port: Option<u16>,
+    /// Port of the console [default: a free one]
+    #[arg(long)]
+    pub console_port: Option<u16>,
 }
 
 /// Starts the cluster, prints its URLs and waits.
@@ -97,18 +105,35 @@ pub async fn run(args: UpArgs, json: bool) -> anyhow::Result<Outcome> {
         file.write(&services.join("\n"))?;
     }
     let services = UpFile::services().unwrap_or_default();
+    let stop = CancellationToken::new();
+    let console = Console::start(
+        SocketAddr::from(([127, 0, 0, 1], args.console_port.unwrap_or(0))),
+        ConnectOptions::new(file.nats.clone(), "fiec console"),
+        file.database.clone(),
+        Tenant::new("default")?,
+        stop.clone(),
+    )
+    .await?;
+    let entrance = console.entrance();
+    // Before anybody is told that it is there, and may end it.
+    let mut ends = [
+        signal(SignalKind::terminate())?,
+        signal(SignalKind::interrupt())?,
+    ];
     if json {
         println!(
             "{}",
             json!({"pid": file.pid, "nats": file.nats.expose(),
                    "database": file.database.expose(), "pg_service_file": services,
-                   "data_dir": cluster.data_dir()})
+                   "data_dir": cluster.data_dir(), "console": entrance})
         );
     } else {
-        print_urls(&file, &services, first.as_ref(), &cluster);
+        print_urls(&file, &services, &entrance, first.as_ref(), &cluster);
     }
     let pause = Duration::from_secs_f64(args.revive_seconds.clamp(0.0, 86_400.0));
-    let ended = watch(&mut cluster, pause).await;
+    let ended = watch(&mut cluster, pause, &mut ends).await;
+    stop.cancel();
+    console.ended().await;
     file.remove();
     steps.done("stopping");
     cluster.stop().await;
@@ -116,12 +141,20 @@ pub async fn run(args: UpArgs, json: bool) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-fn print_urls(file: &UpFile, services: &Path, first: Option<&UpFile>, cluster: &Cluster) {
+fn print_urls(
+    file: &UpFile,
+    services: &Path,
+    console: &str,
+    first: Option<&UpFile>,
+    cluster: &Cluster,
+) {
     let nats = file.nats.expose();
     let database = file.database.expose();
     let logs = cluster.data_dir().join("logs");
     println!(
         "
+console     {console}
+            (good once; `fiec console` prints another)
 NATS        {nats}
 PostgreSQL  {database}
 logs        {}
@@ -159,13 +192,16 @@ Ctrl-C ends everything.",
 
 /// Watches the cluster until a signal, or until a server ends. A worker that has ended restarts
 /// after `pause`.
-async fn watch(cluster: &mut Cluster, pause: Duration) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
+async fn watch(
+    cluster: &mut Cluster,
+    pause: Duration,
+    [terminate, interrupt]: &mut [Signal; 2],
+) -> anyhow::Result<()> {
     let mut look = tokio::time::interval(Duration::from_secs(1));
     let mut down = BTreeMap::new();
     loop {
         tokio::select! {
-            _ = tokio::signal::ctrl_c() => return Ok(()),
+            _ = interrupt.recv() => return Ok(()),
             _ = terminate.recv() => return Ok(()),
             _ = look.tick() => {
                 for line in cluster.revive(&mut down, pause)? {

@@ -167,8 +167,9 @@ pub async fn exclude(args: ExcludeArgs, global: &Global) -> anyhow::Result<Outco
     let broker = global.broker("exclude").await?;
     let execution = &args.execution;
     let tenant = &execution.tenant.tenant;
-    let status =
-        client::execution(&broker, ExecutionVerb::Status, tenant, &execution.id, None).await?;
+    let status = client::me(&broker)
+        .execution(ExecutionVerb::Status, tenant, &execution.id, None)
+        .await?;
     if status.error.is_some() {
         return report(&status, global);
     }
@@ -208,7 +209,9 @@ async fn send(
 ) -> anyhow::Result<Outcome> {
     let broker = global.broker("adjust").await?;
     let tenant = &execution.tenant.tenant;
-    let reply = client::adjust(&broker, tenant, &execution.id, change).await?;
+    let reply = client::me(&broker)
+        .adjust(tenant, &execution.id, change)
+        .await?;
     report(&reply, global)
 }
 

@@ -131,7 +131,7 @@ pub async fn drive(
             cursor,
             failed,
         };
-        let mut reply = client::batch(broker, verb, tenant, &request).await?;
+        let mut reply = client::me(broker).batch(verb, tenant, &request).await?;
         let waits = reply.untaken.filter(|_| verb != BatchVerb::Status);
         let advanced = reply.done > 0 || reply.underway > underway;
         let moved = advanced || reply.cursor.is_some() || waits.map(|u| u.oldest) != oldest;

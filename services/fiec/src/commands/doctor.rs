@@ -159,7 +159,7 @@ async fn broker(url: &Secret) -> (Vec<Check>, Option<BrokerClock>) {
         Err(error) => Check::bad("copies", Status::Warning, error.to_string(), ""),
     });
     let (mut far, mut amiss) = (Vec::new(), Vec::new());
-    checks.push(match client::nodes(&broker).await {
+    checks.push(match client::me(&broker).nodes().await {
         Ok(reply) => {
             far.extend(
                 nodes::far_clocks(&reply.nodes)

@@ -132,7 +132,7 @@ pub async fn run(args: EnvelopeArgs, global: &Global) -> anyhow::Result<Outcome>
     let broker = global.broker("envelope").await?;
     let mut outcome = Outcome::Done;
     for (node, change) in changes {
-        let reply = client::envelope(&broker, node.clone(), change).await?;
+        let reply = client::me(&broker).envelope(node.clone(), change).await?;
         if global.json {
             println!("{}", serde_json::to_string(&reply)?);
         }
@@ -142,7 +142,7 @@ pub async fn run(args: EnvelopeArgs, global: &Global) -> anyhow::Result<Outcome>
             }
             outcome = Outcome::Failed;
         } else if !global.json {
-            let nodes = client::nodes(&broker).await?;
+            let nodes = client::me(&broker).nodes().await?;
             print(&node, &reply, &nodes, Timestamp::now());
         }
     }

@@ -130,7 +130,7 @@ pub async fn wait(
                     return Ok(outcomes.into_iter().fold(Outcome::Done, Outcome::worse));
                 }
             }
-            Err(error) if error.is::<client::Unreachable>() => {
+            Err(error) if client::is_unreachable(&error) => {
                 if !std::mem::replace(&mut is_silent, true) {
                     eprintln!("{error}; still waiting. Running executions continue");
                 }

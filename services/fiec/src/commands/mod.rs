@@ -3,6 +3,7 @@
 pub mod adjust;
 pub mod batch;
 pub mod check;
+pub mod console;
 pub mod curves;
 pub mod data;
 pub mod device;

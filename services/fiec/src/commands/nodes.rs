@@ -73,7 +73,7 @@ pub struct ListArgs {
 /// If no policy service answers.
 pub async fn list(args: &ListArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("nodes").await?;
-    let reply = client::nodes(&broker).await?;
+    let reply = client::me(&broker).nodes().await?;
     if global.json {
         for node in &reply.nodes {
             println!("{}", serde_json::to_string(node)?);
@@ -132,7 +132,10 @@ pub fn far_clocks(nodes: &[NodeStatus]) -> impl Iterator<Item = (&NodeId, String
 /// If no policy service answers.
 pub async fn flag(verb: NodeVerb, args: NodeArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker(verb.as_str()).await?;
-    said(&client::node(&broker, verb, args.node, None).await?, global)
+    said(
+        &client::me(&broker).node(verb, args.node, None).await?,
+        global,
+    )
 }
 
 /// Drains a node. Waits until it is empty if the command asks for that.
@@ -142,7 +145,9 @@ pub async fn flag(verb: NodeVerb, args: NodeArgs, global: &Global) -> anyhow::Re
 pub async fn drain(args: DrainArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("drain").await?;
     let within = args.within.map(seconds);
-    let reply = client::node(&broker, NodeVerb::Drain, args.node.clone(), within).await?;
+    let reply = client::me(&broker)
+        .node(NodeVerb::Drain, args.node.clone(), within)
+        .await?;
     let outcome = said(&reply, global)?;
     if args.wait && reply.error.is_none() {
         wait_until_empty(&broker, &args.node, global).await?;
@@ -157,7 +162,9 @@ pub async fn drain(args: DrainArgs, global: &Global) -> anyhow::Result<Outcome> 
 pub async fn revoke(args: RevokeArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("revoke").await?;
     let within = Some(seconds(args.within));
-    let reply = client::node(&broker, NodeVerb::Revoke, args.node.clone(), within).await?;
+    let reply = client::me(&broker)
+        .node(NodeVerb::Revoke, args.node.clone(), within)
+        .await?;
     let outcome = said(&reply, global)?;
     if args.wait && reply.error.is_none() {
         wait_until_empty(&broker, &args.node, global).await?;
@@ -177,7 +184,7 @@ async fn wait_until_empty(
 ) -> anyhow::Result<()> {
     let mut last = None;
     loop {
-        let reply = client::nodes(broker).await?;
+        let reply = client::me(broker).nodes().await?;
         let status = reply.nodes.iter().find(|n| n.descriptor.node == *node);
         let bound = status.map_or(0, |n| n.bound);
         if bound == 0 {

@@ -120,7 +120,9 @@ async fn ask(
     to: Option<NodeId>,
     global: &Global,
 ) -> anyhow::Result<Outcome> {
-    let reply = client::execution(broker, verb, &args.tenant.tenant, &args.id, to).await?;
+    let reply = client::me(broker)
+        .execution(verb, &args.tenant.tenant, &args.id, to)
+        .await?;
     let parts = match &reply.state {
         Some(state) if verb == ExecutionVerb::Status => super::parts::of(broker, state).await,
         _ => Vec::new(),

@@ -78,7 +78,7 @@ pub async fn run(args: ProfileArgs, global: &Global) -> anyhow::Result<Outcome> 
     let shown: Shown = match args.node {
         Some(node) => {
             let broker = global.broker("node profile").await?;
-            let reply = client::nodes(&broker).await?;
+            let reply = client::me(&broker).nodes().await?;
             let found = reply.nodes.into_iter().find(|n| n.descriptor.node == node);
             let Some(status) = found else {
                 eprintln!("there is no node {node}; `fiec nodes` lists the nodes that have joined");

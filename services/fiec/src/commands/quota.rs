@@ -64,7 +64,7 @@ fn parse_tenant(text: &str) -> Result<Tenant, String> {
 pub async fn run(args: QuotaArgs, global: &Global) -> anyhow::Result<Outcome> {
     let broker = global.broker("quota").await?;
     let reply = match args.command {
-        QuotaCommand::List => client::quotas(&broker).await?,
+        QuotaCommand::List => client::me(&broker).quotas().await?,
         QuotaCommand::Set(set) => {
             let change = QuotaChange {
                 clear: set.clear,
@@ -81,7 +81,7 @@ pub async fn run(args: QuotaArgs, global: &Global) -> anyhow::Result<Outcome> {
                 );
                 return Ok(Outcome::BadInput);
             }
-            client::quota(&broker, &set.tenant, change).await?
+            client::me(&broker).quota(&set.tenant, change).await?
         }
     };
     if let Some(error) = &reply.error {

@@ -64,7 +64,9 @@ pub async fn run(args: ReconfigureArgs, global: &Global) -> anyhow::Result<Outco
     );
     let broker = global.broker("reconfigure").await?;
     let who = &args.execution;
-    let reply = client::reconfigure(&broker, &who.tenant.tenant, &who.id, grant).await?;
+    let reply = client::me(&broker)
+        .reconfigure(&who.tenant.tenant, &who.id, grant)
+        .await?;
     if global.json {
         println!("{}", serde_json::to_string(&reply)?);
     } else if reply.error.is_none() {

@@ -78,7 +78,9 @@ pub async fn run(args: RetryArgs, global: &Global) -> anyhow::Result<Outcome> {
             change: change.clone(),
             ..ExecutionRequest::default()
         };
-        let reply = client::ask(&broker, ExecutionVerb::Retry, tenant, &request).await?;
+        let reply = client::me(&broker)
+            .ask(ExecutionVerb::Retry, tenant, &request)
+            .await?;
         if global.json {
             println!("{}", serde_json::to_string(&reply)?);
         }

@@ -7,6 +7,7 @@ use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use fiec_broker::api::ApiError;
 use fiec_broker::{Broker, Ledger};
 use fiec_schemas::messages::{ApiReply, ExecutionVerb};
 use fiec_schemas::{ExecutionId, Glance, PhaseKind, Tenant, Timestamp};
@@ -155,7 +156,9 @@ impl<'a> Waiting<'a> {
     /// Requests the status until a policy service answers.
     async fn status(&mut self, id: &str) -> anyhow::Result<ApiReply> {
         loop {
-            match client::execution(self.broker, ExecutionVerb::Status, self.tenant, id, None).await
+            match client::me(self.broker)
+                .execution(ExecutionVerb::Status, self.tenant, id, None)
+                .await
             {
                 Ok(reply) => {
                     if let Some(since) = self.outage.take() {
@@ -164,7 +167,7 @@ impl<'a> Waiting<'a> {
                     }
                     return Ok(reply);
                 }
-                Err(error) if error.is::<client::Unreachable>() => {
+                Err(error @ ApiError::Unreachable(_)) => {
                     if self.outage.is_none() {
                         self.outage = Some(Instant::now());
                         self.say(&format!(
@@ -174,7 +177,7 @@ impl<'a> Waiting<'a> {
                     }
                     tokio::time::sleep(RETRY).await;
                 }
-                Err(error) => return Err(error),
+                Err(error) => return Err(error.into()),
             }
         }
     }

@@ -42,7 +42,9 @@ pub async fn run(args: WatchArgs, global: &Global) -> anyhow::Result<Outcome> {
     // Parts that it has split off are watched too.
     let mut parts = BTreeSet::new();
     if let Some(id) = &args.id {
-        let reply = client::execution(&broker, ExecutionVerb::Status, &tenant, id, None).await?;
+        let reply = client::me(&broker)
+            .execution(ExecutionVerb::Status, &tenant, id, None)
+            .await?;
         if let Some(error) = reply.error {
             eprintln!("{error}");
             return Ok(Outcome::Failed);

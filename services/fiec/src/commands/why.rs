@@ -49,7 +49,9 @@ pub async fn run(args: &WhyArgs, global: &Global) -> anyhow::Result<Outcome> {
     let verb = ExecutionVerb::Why;
     let broker = global.broker(verb.as_str()).await?;
     let ExecutionArgs { id, tenant } = &args.execution;
-    let reply = client::execution(&broker, verb, &tenant.tenant, id, None).await?;
+    let reply = client::me(&broker)
+        .execution(verb, &tenant.tenant, id, None)
+        .await?;
     if global.json {
         println!("{}", serde_json::to_value(&reply)?);
     }

@@ -297,7 +297,9 @@ async fn request(
     execution: ExecutionId,
 ) -> anyhow::Result<()> {
     let id = execution.to_string();
-    let reply = client::execution(broker, verb, &tenant()?, &id, None).await?;
+    let reply = client::me(broker)
+        .execution(verb, &tenant()?, &id, None)
+        .await?;
     match reply.error {
         Some(error) => bail!("{verb} of {id} was refused: {error}"),
         None => Ok(()),

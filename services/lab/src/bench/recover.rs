@@ -147,7 +147,8 @@ async fn without_policy(lab: &Lab<'_>) -> anyhow::Result<Cluster> {
 async fn take_over(cluster: &mut Cluster) -> anyhow::Result<f64> {
     let began = Instant::now();
     cluster.start_policy()?;
-    while !client::nodes(&cluster.broker)
+    while !client::me(&cluster.broker)
+        .nodes()
         .await
         .is_ok_and(|reply| reply.error.is_none())
     {

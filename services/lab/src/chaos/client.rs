@@ -123,8 +123,8 @@ impl Client {
         let body = Bytes::from(serde_json::to_vec(&line.submission)?);
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let asked = client::submit(&self.broker, &line.tenant, body.clone(), false);
-            if let Ok(reply) = asked.await {
+            let me = client::me(&self.broker);
+            if let Ok(reply) = me.submit(&line.tenant, body.clone(), false).await {
                 if let Some(error) = reply.errors.first() {
                     bail!(
                         "a line of the load was refused: {error}: {}",
@@ -187,7 +187,9 @@ impl Client {
             false => ExecutionVerb::Resume,
         };
         let name = id.to_string();
-        let reply = client::execution(&self.broker, verb, tenant, &name, None).await;
+        let reply = client::me(&self.broker)
+            .execution(verb, tenant, &name, None)
+            .await;
         let refusal = reply.map(|reply| reply.refusal);
         match (refusal, pauses) {
             (Ok(None), true) => {
@@ -208,15 +210,16 @@ impl Client {
             return;
         };
         let name = id.to_string();
-        let reply: anyhow::Result<ApiReply> = match verb {
+        let me = client::me(&self.broker);
+        let reply: Result<ApiReply, _> = match verb {
             ExecutionVerb::Adjust => {
                 let change = Adjustment {
                     priority: i16::try_from(dice.below(10)).ok(),
                     ..Adjustment::default()
                 };
-                client::adjust(&self.broker, tenant, &name, change).await
+                me.adjust(tenant, &name, change).await
             }
-            verb => client::execution(&self.broker, verb, tenant, &name, None).await,
+            verb => me.execution(verb, tenant, &name, None).await,
         };
         let said = match reply {
             // It may be done at any time.
@@ -245,7 +248,9 @@ impl Client {
     /// Asks once for a pause or a cancel of an execution that stays.
     pub async fn end_stay(&self, verb: ExecutionVerb, id: ExecutionId, tenant: &Tenant) {
         let name = id.to_string();
-        let asked = client::execution(&self.broker, verb, tenant, &name, None).await;
+        let asked = client::me(&self.broker)
+            .execution(verb, tenant, &name, None)
+            .await;
         if asked.is_ok_and(|reply| reply.error.is_none()) {
             let said = match verb {
                 ExecutionVerb::Pause => Said::Paused,
@@ -259,7 +264,9 @@ impl Client {
     pub async fn let_go_on(&mut self, rests: &[(ExecutionId, Tenant, ExecutionVerb)]) {
         for (id, tenant, verb) in rests {
             let name = id.to_string();
-            let asked = client::execution(&self.broker, *verb, tenant, &name, None).await;
+            let asked = client::me(&self.broker)
+                .execution(*verb, tenant, &name, None)
+                .await;
             if asked.is_ok_and(|reply| reply.error.is_none()) {
                 let said = match verb {
                     ExecutionVerb::Retry => Said::Retried,

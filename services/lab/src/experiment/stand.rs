@@ -463,7 +463,9 @@ impl Stand {
 
     async fn envelope(&self, n: usize, change: EnvelopeChange) -> anyhow::Result<()> {
         let node = Cluster::node(n + 1);
-        let reply = client::envelope(&self.cluster.broker, node.clone(), Some(change)).await?;
+        let reply = client::me(&self.cluster.broker)
+            .envelope(node.clone(), Some(change))
+            .await?;
         match reply.error {
             Some(error) => bail!("the envelope of {node} was refused: {error}"),
             None => Ok(()),

@@ -51,7 +51,9 @@ pub async fn run(args: LogsArgs, global: &Global) -> anyhow::Result<Outcome> {
     }
     let broker = global.broker("logs").await?;
     let tenant = &args.tenant.tenant;
-    let reply = client::execution(&broker, ExecutionVerb::Status, tenant, &args.id, None).await?;
+    let reply = client::me(&broker)
+        .execution(ExecutionVerb::Status, tenant, &args.id, None)
+        .await?;
     let Some(state) = reply.state else {
         eprintln!(
             "{}",
@@ -105,7 +107,10 @@ pub async fn run(args: LogsArgs, global: &Global) -> anyhow::Result<Outcome> {
 /// Whether the execution has ended. A follower asks again if nobody answers.
 async fn has_ended(broker: &Broker, args: &LogsArgs) -> bool {
     let tenant = &args.tenant.tenant;
-    match client::execution(broker, ExecutionVerb::Status, tenant, &args.id, None).await {
+    match client::me(broker)
+        .execution(ExecutionVerb::Status, tenant, &args.id, None)
+        .await
+    {
         Ok(reply) => reply.state.is_none_or(|state| state.phase.is_terminal()),
         Err(error) => {
             tracing::warn!(%error, "cannot ask whether the execution has ended; trying again");

@@ -265,7 +265,9 @@ async fn submit_all(broker: &Broker, args: &SubmitArgs, text: &[u8]) -> anyhow::
         if numbers.is_empty() {
             continue;
         }
-        let reply = client::submit(broker, tenant, Bytes::from(text), atomic).await?;
+        let reply = client::me(broker)
+            .submit(tenant, Bytes::from(text), atomic)
+            .await?;
         if let Some(error) = reply.error {
             anyhow::bail!("the submission was refused: {error}");
         }

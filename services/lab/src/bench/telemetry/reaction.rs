@@ -188,7 +188,10 @@ async fn explain(cluster: &Cluster, execution: ExecutionId) -> String {
         return String::new();
     };
     let id = execution.to_string();
-    match client::execution(&cluster.broker, ExecutionVerb::Why, &tenant, &id, None).await {
+    match client::me(&cluster.broker)
+        .execution(ExecutionVerb::Why, &tenant, &id, None)
+        .await
+    {
         Ok(reply) => reply.why.map(|why| why.summary).unwrap_or_default(),
         Err(error) => error.to_string(),
     }

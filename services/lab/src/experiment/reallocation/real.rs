@@ -184,7 +184,7 @@ impl Lab {
     async fn devices_ready(&self) -> anyhow::Result<()> {
         let until = Instant::now() + PATIENCE;
         loop {
-            let reply = client::nodes(&self.cluster.broker).await?;
+            let reply = client::me(&self.cluster.broker).nodes().await?;
             let mut contracts = reply.nodes.iter().flat_map(|n| &n.contracts);
             if reply.nodes.len() == self.cluster.workers.len()
                 && contracts.all(|c| c.standing == StandingKind::Proved)

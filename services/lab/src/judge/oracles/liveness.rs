@@ -40,16 +40,18 @@ pub async fn observe(
     if pending.is_empty() {
         return Ok(Vec::new());
     }
-    let words = |e: anyhow::Error| format!("{e:#}");
+    let words = |e: fiec_broker::api::ApiError| e.to_string();
     let mut waiting = Waiting::default();
-    let quotas = fiec::client::quotas(broker).await.map_err(words)?;
+    let quotas = fiec::client::me(broker).quotas().await.map_err(words)?;
     for named in quotas.tenants {
         let quota = named.quota.map(|quota| (named.tenant, quota));
         waiting.quotas.extend(quota);
     }
     for (id, tenant) in pending {
         let verb = ExecutionVerb::Why;
-        let asked = fiec::client::execution(broker, verb, &tenant, &id.to_string(), None).await;
+        let asked = fiec::client::me(broker)
+            .execution(verb, &tenant, &id.to_string(), None)
+            .await;
         // It may have ended meanwhile.
         let reply: ApiReply = asked.map_err(words)?;
         if let Some(why) = reply.why {

@@ -23,7 +23,8 @@ pub async fn observe(
     bound: Duration,
     of: impl Fn(&NodeId) -> bool,
 ) -> Result<Vec<Violation>, String> {
-    let nodes = fiec::client::nodes(broker)
+    let nodes = fiec::client::me(broker)
+        .nodes()
         .await
         .map_err(|e| format!("{e:#}"))?;
     let now = broker.now();

@@ -1,0 +1,202 @@
+//! Chromium from the system, driven by its own driver. Where either is missing, tests that need them say
+//! so on stderr and are left out.
+
+use std::io::Write as _;
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use thirtyfour::prelude::*;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+
+use crate::stage::{Lab, PATIENCE};
+
+/// A console as a process of its own.
+pub struct Console {
+    process: tokio::process::Child,
+    /// The address with its ticket.
+    pub entrance: String,
+}
+
+impl Console {
+    /// `fiec console`, with these words more.
+    pub async fn start(lab: &Lab) -> Self {
+        let mut command = lab.command(&["console", "--listen", "127.0.0.1:0", "--json"]);
+        let mut process = command.stderr(Stdio::inherit()).spawn().unwrap();
+        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let line = tokio::time::timeout(PATIENCE, lines.next_line()).await;
+        let line = line.unwrap().unwrap().expect("the address");
+        let said: Value = serde_json::from_str(&line).unwrap();
+        Self {
+            process,
+            entrance: said["console"].as_str().unwrap().to_owned(),
+        }
+    }
+
+    /// Its address without the ticket.
+    pub fn origin(&self) -> String {
+        self.entrance.split("/enter").next().unwrap().to_owned()
+    }
+
+    /// Ends it.
+    pub async fn end(mut self) {
+        self.process.kill().await.unwrap();
+    }
+}
+
+/// A browser with a profile of its own.
+pub struct Browser {
+    driver: Option<WebDriver>,
+    process: Child,
+    _profile: tempfile::TempDir,
+}
+
+fn installed(name: &str) -> Option<PathBuf> {
+    let folders = std::env::var_os("PATH")?;
+    let mut places = std::env::split_paths(&folders).map(|folder| folder.join(name));
+    places.find(|path| path.is_file())
+}
+
+/// Says on stderr why a test is left out. It is seen though the test passes.
+fn skip(why: &str) {
+    let _ = writeln!(std::io::stderr(), "skipped: {why}");
+}
+
+impl Browser {
+    /// Starts one; none where there is no Chromium on this machine.
+    pub async fn start() -> Option<Self> {
+        let (Some(chromium), Some(driver)) = (installed("chromium"), installed("chromedriver"))
+        else {
+            skip("the console in a browser: `chromium` and `chromedriver` are not installed");
+            return None;
+        };
+        let port = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .port();
+        let profile = tempfile::tempdir().unwrap();
+        let process = Command::new(driver)
+            .arg(format!("--port={port}"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        let mut capabilities = DesiredCapabilities::chrome();
+        capabilities.set_binary(chromium.to_str().unwrap()).unwrap();
+        for word in [
+            "--headless=new",
+            // The tests run as root in a container, where Chromium cannot make its own walls.
+            "--no-sandbox",
+            "--disable-dev-shm-usage",
+            "--disable-gpu",
+            "--force-device-scale-factor=1",
+            "--hide-scrollbars",
+        ] {
+            capabilities.add_arg(word).unwrap();
+        }
+        let data = format!("--user-data-dir={}", profile.path().display());
+        capabilities.add_arg(&data).unwrap();
+        let address = format!("http://127.0.0.1:{port}");
+        let until = Instant::now() + PATIENCE;
+        let driver = loop {
+            match WebDriver::new(&address, capabilities.clone()).await {
+                Ok(driver) => break driver,
+                Err(error) if Instant::now() > until => panic!("no browser: {error}"),
+                Err(_) => tokio::time::sleep(Duration::from_millis(200)).await,
+            }
+        };
+        let browser = Self {
+            driver: Some(driver),
+            process,
+            _profile: profile,
+        };
+        browser.size(1280, 900).await;
+        Some(browser)
+    }
+
+    fn driver(&self) -> &WebDriver {
+        self.driver.as_ref().unwrap()
+    }
+
+    /// Ends it.
+    pub async fn end(mut self) {
+        self.driver.take().unwrap().quit().await.unwrap();
+    }
+
+    /// The size of the page in pixels.
+    pub async fn size(&self, width: u32, height: u32) {
+        self.devtools(
+            "Emulation.setDeviceMetricsOverride",
+            json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false}),
+        )
+        .await;
+    }
+
+    /// Light or dark.
+    pub async fn scheme(&self, name: &str) {
+        let features = json!({"features": [{"name": "prefers-color-scheme", "value": name}]});
+        self.devtools("Emulation.setEmulatedMedia", features).await;
+    }
+
+    async fn devtools(&self, command: &str, params: Value) -> Value {
+        let cdp = self.driver().cdp();
+        cdp.send_raw(command, params).await.unwrap()
+    }
+
+    /// Opens an address.
+    pub async fn open(&self, address: &str) {
+        self.driver().goto(address).await.unwrap();
+    }
+
+    /// What the page says.
+    pub async fn text(&self) -> String {
+        let body = self.driver().find(By::Tag("body")).await.unwrap();
+        body.text().await.unwrap()
+    }
+
+    /// The result of a script.
+    pub async fn script(&self, text: &str) -> Value {
+        let done = self.driver().execute(text, Vec::new()).await.unwrap();
+        done.json().clone()
+    }
+
+    /// Waits until a script returns true.
+    #[track_caller]
+    pub fn until<'a>(&'a self, what: &'a str, script: &'a str) -> impl Future<Output = ()> + 'a {
+        let at = std::panic::Location::caller();
+        async move {
+            let until = Instant::now() + PATIENCE;
+            while self.script(script).await != true {
+                if Instant::now() > until {
+                    panic!("{at}: waited in vain until {what}:\n{}", self.text().await);
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+
+    /// A picture of the page, for people.
+    pub async fn picture(&self, name: &str) {
+        let Some(folder) = std::env::var_os("FIEC_SCREENSHOTS") else {
+            return;
+        };
+        let path = PathBuf::from(folder).join(format!("{name}.png"));
+        self.driver().screenshot(&path).await.unwrap();
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        // The driver and the browser, which is in its group.
+        if let Some(group) = rustix::process::Pid::from_raw(self.process.id().cast_signed()) {
+            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        }
+        let _ = self.process.wait();
+    }
+}

@@ -1,0 +1,105 @@
+//! All batches, with how far each is.
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::extract::{Query as Given, State};
+use axum::response::Response;
+use fiec_schemas::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::{Form, Frame, answer};
+use crate::database::Query;
+use crate::server::Shared;
+
+const LIST: &str = "SELECT s.batch, s.name, s.tenant, s.executions, s.pending, s.bound, s.started, s.paused, \
+    s.verifying, s.held, s.completed, s.failed, s.cancelled, s.first_submitted_at, s.last_finished_at, s.ended, \
+    extract(epoch FROM s.took)::float8 AS took_s, s.rebindings FROM batch_summary s \
+    JOIN (SELECT id FROM batches ORDER BY first_seen_at DESC LIMIT 50) b ON b.id = s.batch \
+    ORDER BY s.first_submitted_at DESC";
+
+/// A batch.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Batch {
+    /// Its id.
+    pub batch: String,
+    /// Its client's name for it.
+    pub name: Option<String>,
+    /// Whose.
+    pub tenant: String,
+    /// Members.
+    pub executions: i64,
+    /// Members by phase.
+    pub pending: i64,
+    /// See `pending`.
+    pub bound: i64,
+    /// See `pending`.
+    pub started: i64,
+    /// See `pending`.
+    pub paused: i64,
+    /// See `pending`.
+    pub verifying: i64,
+    /// See `pending`.
+    pub held: i64,
+    /// See `pending`.
+    pub completed: i64,
+    /// See `pending`.
+    pub failed: i64,
+    /// See `pending`.
+    pub cancelled: i64,
+    /// When the first one was submitted.
+    pub first_submitted_at: Timestamp,
+    /// When the last one ended.
+    pub last_finished_at: Option<Timestamp>,
+    /// All have ended.
+    pub ended: bool,
+    /// Seconds from the first submission to the last end, or until now.
+    pub took_s: Option<f64>,
+    /// Moves.
+    pub rebindings: i64,
+}
+
+impl Batch {
+    /// Its name for people.
+    pub fn title(&self) -> &str {
+        self.name.as_deref().unwrap_or(&self.batch)
+    }
+
+    /// Phases that have members: name, count, and share in percent.
+    pub fn shares(&self) -> Vec<(&'static str, i64, f64)> {
+        let all = self.executions.max(1) as f64;
+        let phases = [
+            ("completed", self.completed),
+            ("failed", self.failed),
+            ("cancelled", self.cancelled),
+            ("verifying", self.verifying),
+            ("started", self.started),
+            ("bound", self.bound),
+            ("paused", self.paused),
+            ("held", self.held),
+            ("pending", self.pending),
+        ];
+        let some = phases.into_iter().filter(|(_, n)| *n > 0);
+        some.map(|(phase, n)| (phase, n, n as f64 * 100.0 / all))
+            .collect()
+    }
+
+    /// Members that have ended.
+    pub fn done(&self) -> i64 {
+        self.completed + self.failed + self.cancelled
+    }
+}
+
+#[derive(Debug, Template, Serialize)]
+#[template(path = "batches.html")]
+struct Page {
+    frame: Frame,
+    batches: Vec<Batch>,
+}
+
+/// `/batches`
+pub async fn page(State(shared): State<Arc<Shared>>, Given(form): Given<Form>) -> Response {
+    let mut frame = Frame::new("Batches", "batches", "overview").command("fiec batch ls");
+    let batches = frame.rows(&shared.hub, "Batches", &Query::of(LIST)).await;
+    answer(&Page { frame, batches }, &form)
+}

@@ -1,0 +1,303 @@
+//! What runs, waits, fails and moves, and what needs a person.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use askama::Template;
+use axum::extract::{Query as Given, State};
+use axum::response::Response;
+use fiec_schemas::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::{Form, Frame, answer};
+use crate::database::{Database, Query};
+use crate::hub::FIRST;
+use crate::pages::nodes::Nodes;
+use crate::server::Shared;
+use crate::words;
+
+const PHASES: &str = "SELECT phase, count(*) AS executions FROM executions GROUP BY phase";
+const ENDS: &str = "SELECT h AS hour, count(*) FILTER (WHERE phase = 'completed') AS completed, \
+    count(*) FILTER (WHERE phase = 'failed') AS failed \
+    FROM generate_series(date_trunc('hour', now()) - interval '23 hours', now(), interval '1 hour') h \
+    LEFT JOIN executions e ON e.finished_at >= h AND e.finished_at < h + interval '1 hour' \
+    GROUP BY h ORDER BY h";
+const MOVES: &str = "SELECT h AS hour, count(r.at) AS moves, count(*) FILTER (WHERE r.cause = 'pressure') AS pressure \
+    FROM generate_series(date_trunc('hour', now()) - interval '23 hours', now(), interval '1 hour') h \
+    LEFT JOIN rebindings r ON r.at >= h AND r.at < h + interval '1 hour' GROUP BY h ORDER BY h";
+const LAST_MOVES: &str = "SELECT execution, client_id, from_node, to_node, why, at, gap_ms::float8 AS gap_ms \
+    FROM rebinding_history ORDER BY at DESC LIMIT 12";
+const WAITING: &str = "SELECT p.execution, p.client_id, p.why, \
+    extract(epoch FROM p.waiting)::float8 AS waiting_s FROM why_pending p \
+    JOIN executions e ON e.id = p.execution ORDER BY e.submitted_at LIMIT 8";
+/// Work that the loss of a node would take, requests that nobody has carried out, bindings that nobody
+/// has started, and what failed or is held.
+const ATTENTION: &str = "SELECT * FROM (\
+    SELECT 'uncommitted' AS kind, e.execution, e.client_id, e.node, \
+        extract(epoch FROM e.uncommitted)::float8 AS for_s, NULL AS detail \
+    FROM execution_summary e WHERE e.phase = 'started' AND e.uncommitted > interval '2 minutes' \
+    UNION ALL SELECT 'requested', id, client_id, node, NULL, requested || ' requested by ' || coalesce(requested_by, 'somebody') \
+    FROM executions WHERE requested IS NOT NULL AND finished_at IS NULL AND phase <> 'paused' \
+    UNION ALL SELECT 'not started', id, client_id, node, extract(epoch FROM now() - bound_at)::float8, NULL \
+    FROM executions WHERE finished_at IS NULL AND phase = 'bound' AND bound_at < now() - interval '15 seconds' \
+    UNION ALL SELECT 'held', id, client_id, node, NULL, failure FROM executions \
+    WHERE finished_at IS NULL AND phase = 'held' \
+    UNION ALL SELECT 'failed', id, client_id, node, extract(epoch FROM now() - finished_at)::float8, failure \
+    FROM executions WHERE phase = 'failed' AND finished_at > now() - interval '24 hours'\
+    ) a ORDER BY kind <> 'held', kind = 'failed', for_s DESC NULLS LAST";
+/// Rows of the attention list that are shown; all are counted.
+const SHOWN: usize = 12;
+
+/// The counts, and what needs a person.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Overview {
+    /// Executions in each phase.
+    pub phases: BTreeMap<String, i64>,
+    /// Ends of each of the last 24 hours.
+    pub ends: Vec<Ends>,
+    /// Moves of each of the last 24 hours.
+    pub moves: Vec<Moves>,
+    /// The last moves.
+    pub last_moves: Vec<Move>,
+    /// Those that wait longest.
+    pub waiting: Vec<Waits>,
+    /// What needs a person.
+    pub attention: Vec<Attention>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct PhaseCount {
+    phase: String,
+    executions: i64,
+}
+
+/// Ends of one hour.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Ends {
+    /// Its beginning.
+    pub hour: Timestamp,
+    /// How many completed.
+    pub completed: i64,
+    /// How many failed.
+    pub failed: i64,
+}
+
+/// Moves of one hour.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Moves {
+    /// Its beginning.
+    pub hour: Timestamp,
+    /// How many.
+    pub moves: i64,
+    /// How many of them because of pressure.
+    pub pressure: i64,
+}
+
+/// A move.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Move {
+    /// Of which execution.
+    pub execution: String,
+    /// Its client's name for it.
+    pub client_id: Option<String>,
+    /// From where.
+    pub from_node: Option<String>,
+    /// Where to.
+    pub to_node: String,
+    /// Why.
+    pub why: String,
+    /// When.
+    pub at: Timestamp,
+    /// Milliseconds in which it did not compute.
+    pub gap_ms: Option<f64>,
+}
+
+/// One that waits.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Waits {
+    /// Which.
+    pub execution: String,
+    /// Its client's name for it.
+    pub client_id: Option<String>,
+    /// For what.
+    pub why: String,
+    /// For how long, in seconds.
+    pub waiting_s: Option<f64>,
+}
+
+/// Something that needs a person.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Attention {
+    /// What kind of thing.
+    pub kind: String,
+    /// Which execution.
+    pub execution: String,
+    /// Its client's name for it.
+    pub client_id: Option<String>,
+    /// Where.
+    pub node: Option<String>,
+    /// For how long, in seconds.
+    pub for_s: Option<f64>,
+    /// More about it.
+    pub detail: Option<String>,
+}
+
+impl Attention {
+    fn in_words(&self) -> String {
+        let span = self.for_s.as_ref().map(words::span).unwrap_or_default();
+        let node = self.node.as_deref().unwrap_or("its node");
+        let detail = self.detail.as_deref().unwrap_or_default();
+        match self.kind.as_str() {
+            "uncommitted" => format!("has computed on {node} for {span} without a commit"),
+            "requested" => format!("{detail}, not carried out yet"),
+            "not started" => format!("is bound to {node}, which has not started it for {span}"),
+            "held" => format!("is held: {detail}"),
+            "failed" => format!("failed {span} ago: {detail}"),
+            kind => kind.to_owned(),
+        }
+    }
+}
+
+/// Reads the overview.
+///
+/// # Errors
+/// Why that is impossible, for a person.
+pub async fn read(database: &Database) -> Result<Overview, String> {
+    let (phases, ends, moves, last_moves, waiting, attention) = tokio::try_join!(
+        async { database.rows::<PhaseCount>(&Query::of(PHASES)).await },
+        async { database.rows(&Query::of(ENDS)).await },
+        async { database.rows(&Query::of(MOVES)).await },
+        async { database.rows(&Query::of(LAST_MOVES)).await },
+        async { database.rows(&Query::of(WAITING)).await },
+        async { database.rows(&Query::of(ATTENTION)).await },
+    )?;
+    let phases = phases.into_iter().map(|row| (row.phase, row.executions));
+    Ok(Overview {
+        phases: phases.collect(),
+        ends,
+        moves,
+        last_moves,
+        waiting,
+        attention,
+    })
+}
+
+/// A tile with a count.
+#[derive(Debug, Serialize)]
+struct Tile {
+    name: &'static str,
+    phase: &'static str,
+    count: i64,
+}
+
+/// A bar of one hour.
+#[derive(Debug, Serialize)]
+struct Bar {
+    x: i64,
+    height: f64,
+    bad: f64,
+    words: String,
+}
+
+#[derive(Debug, Template, Serialize)]
+#[template(path = "overview.html")]
+struct Page {
+    frame: Frame,
+    live: Vec<Tile>,
+    ended: Vec<Tile>,
+    overview: Option<Arc<Overview>>,
+    nodes: Option<Arc<Nodes>>,
+    #[serde(skip)]
+    ends: Vec<Bar>,
+    #[serde(skip)]
+    moves: Vec<Bar>,
+}
+
+impl Page {
+    fn attention(&self) -> &[Attention] {
+        let all = self.overview.as_ref().map_or(&[][..], |o| &o.attention);
+        all.get(..SHOWN).unwrap_or(all)
+    }
+
+    fn more_attention(&self) -> usize {
+        let all = self.overview.as_ref().map_or(0, |o| o.attention.len());
+        all.saturating_sub(SHOWN)
+    }
+}
+
+/// Heights in percent of the highest; the second part of each is drawn in another colour.
+fn bars(rows: impl Iterator<Item = (Timestamp, i64, i64, String)>) -> Vec<Bar> {
+    let rows: Vec<_> = rows.collect();
+    let most = rows
+        .iter()
+        .map(|(_, all, _, _)| *all)
+        .max()
+        .unwrap_or(0)
+        .max(1) as f64;
+    let bar = |(x, (_, all, bad, words)): (i64, (Timestamp, i64, i64, String))| Bar {
+        x: x * 10,
+        height: all as f64 * 100.0 / most,
+        bad: bad as f64 * 100.0 / most,
+        words,
+    };
+    (0..).zip(rows).map(bar).collect()
+}
+
+/// `/`
+pub async fn page(State(shared): State<Arc<Shared>>, Given(form): Given<Form>) -> Response {
+    let hub = &shared.hub;
+    let wait = async { tokio::join!(hub.overview.first(), hub.nodes.first()) };
+    let (overview, nodes) = match tokio::time::timeout(FIRST, wait).await {
+        Ok(both) => both,
+        Err(_) => (hub.overview.now(), hub.nodes.now()),
+    };
+    let mut frame =
+        Frame::new("Overview", "overview", "overview nodes").command("fiec ls && fiec nodes");
+    frame.old("History", &overview);
+    frame.old("Nodes", &nodes);
+    for sql in [PHASES, ATTENTION, LAST_MOVES, WAITING, ENDS, MOVES] {
+        frame.asks(&Query::of(sql));
+    }
+    let (overview, nodes) = (overview.value, nodes.value);
+    let tile = |(name, phase): (&'static str, &'static str)| Tile {
+        name,
+        phase,
+        count: overview
+            .as_ref()
+            .and_then(|o| o.phases.get(phase))
+            .copied()
+            .unwrap_or(0),
+    };
+    let live = [
+        ("computing", "started"),
+        ("bound", "bound"),
+        ("waiting", "pending"),
+        ("paused", "paused"),
+        ("held", "held"),
+        ("verifying", "verifying"),
+    ];
+    let ended = [
+        ("completed", "completed"),
+        ("failed", "failed"),
+        ("cancelled", "cancelled"),
+    ];
+    let known = overview.as_deref();
+    let ends = known.into_iter().flat_map(|o| &o.ends).map(|e| {
+        let words = format!("{} completed, {} failed", e.completed, e.failed);
+        (e.hour, e.completed + e.failed, e.failed, words)
+    });
+    let moves = known.into_iter().flat_map(|o| &o.moves).map(|m| {
+        let words = format!("{} moves, {} because of pressure", m.moves, m.pressure);
+        (m.hour, m.moves, m.pressure, words)
+    });
+    let page = Page {
+        live: live.into_iter().map(tile).collect(),
+        ended: ended.into_iter().map(tile).collect(),
+        ends: bars(ends),
+        moves: bars(moves),
+        frame,
+        overview,
+        nodes,
+    };
+    answer(&page, &form)
+}

@@ -1,0 +1,218 @@
+//! Who may look. A ticket is good for one entrance; a browser that enters with one gets a cookie. Both
+//! live in memory: they end with the console.
+
+use std::collections::HashSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use axum::http::HeaderMap;
+use axum::http::header::{COOKIE, HOST, ORIGIN};
+use uuid::Uuid;
+
+/// Most tickets that wait for a browser, and most browsers. Beyond that, the oldest go.
+const MOST: usize = 256;
+
+/// A secret of 244 random bits as text.
+fn secret() -> String {
+    format!("{}{}", Uuid::new_v4().simple(), Uuid::new_v4().simple())
+}
+
+/// With this key another process of the same user gets a ticket.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Key(String);
+
+impl Key {
+    /// The text.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::fmt::Debug for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Key(…)")
+    }
+}
+
+#[derive(Debug, Default)]
+struct Secrets {
+    known: HashSet<String>,
+    order: std::collections::VecDeque<String>,
+}
+
+impl Secrets {
+    fn add(&mut self) -> String {
+        let new = secret();
+        self.known.insert(new.clone());
+        self.order.push_back(new.clone());
+        if self.order.len() > MOST
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.known.remove(&oldest);
+        }
+        new
+    }
+
+    fn take(&mut self, one: &str) -> bool {
+        let had = self.known.remove(one);
+        if had {
+            self.order.retain(|kept| kept != one);
+        }
+        had
+    }
+}
+
+/// The tickets and the browsers.
+#[derive(Debug)]
+pub struct Sessions {
+    key: Key,
+    port: u16,
+    tickets: Mutex<Secrets>,
+    cookies: Mutex<Secrets>,
+}
+
+fn lock(of: &Mutex<Secrets>) -> MutexGuard<'_, Secrets> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Sessions {
+    /// None yet. `port`: where the console listens. A cookie of another console on the same machine has
+    /// another name.
+    pub fn new(port: u16) -> Self {
+        Self {
+            key: Key(secret()),
+            port,
+            tickets: Mutex::default(),
+            cookies: Mutex::default(),
+        }
+    }
+
+    /// The key.
+    pub fn key(&self) -> &Key {
+        &self.key
+    }
+
+    /// A new ticket.
+    pub fn ticket(&self) -> String {
+        lock(&self.tickets).add()
+    }
+
+    /// Exchanges a ticket for the value of a `Set-Cookie` header.
+    pub fn enter(&self, ticket: &str) -> Option<String> {
+        let entered = lock(&self.tickets).take(ticket);
+        entered.then(|| {
+            let cookie = lock(&self.cookies).add();
+            format!(
+                "{}={cookie}; Path=/; HttpOnly; SameSite=Strict",
+                self.name()
+            )
+        })
+    }
+
+    fn name(&self) -> String {
+        format!("fiec_console_{}", self.port)
+    }
+
+    /// Whether a request has a browser's cookie.
+    pub fn knows(&self, headers: &HeaderMap) -> bool {
+        let name = self.name();
+        let texts = headers
+            .get_all(COOKIE)
+            .iter()
+            .filter_map(|h| h.to_str().ok());
+        let mut pairs = texts.flat_map(|text| text.split(';'));
+        pairs.any(|pair| match pair.trim().split_once('=') {
+            Some((of, value)) => of == name && lock(&self.cookies).known.contains(value),
+            None => false,
+        })
+    }
+
+    /// Whether a request names this console: a page elsewhere cannot make a browser ask under a name
+    /// of its own (DNS rebinding), and cannot make it write.
+    pub fn is_named(&self, headers: &HeaderMap) -> bool {
+        let own = |host: &str| {
+            let named = host
+                .rsplit_once(':')
+                .and_then(|(name, port)| Some((name, port.parse::<u16>().ok()?)));
+            matches!(named, Some(("127.0.0.1" | "localhost" | "[::1]", port)) if port == self.port)
+        };
+        let text = |header| {
+            headers
+                .get(header)
+                .map(|value| value.to_str().unwrap_or_default())
+        };
+        let is_own_origin = |origin: &str| origin.strip_prefix("http://").is_some_and(own);
+        text(HOST).is_some_and(own) && text(ORIGIN).is_none_or(is_own_origin)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(pairs: &[(axum::http::HeaderName, &str)]) -> HeaderMap {
+        let pairs = pairs
+            .iter()
+            .map(|(name, value)| (name.clone(), value.parse().unwrap()));
+        pairs.collect()
+    }
+
+    #[test]
+    fn a_ticket_is_good_once_and_only_its_cookie_enters() {
+        let sessions = Sessions::new(7000);
+        let ticket = sessions.ticket();
+        let cookie = sessions.enter(&ticket).unwrap();
+        assert!(
+            cookie.ends_with("; Path=/; HttpOnly; SameSite=Strict"),
+            "{cookie}"
+        );
+        assert_eq!(sessions.enter(&ticket), None);
+        assert_eq!(sessions.enter(""), None);
+        let value = cookie.split(';').next().unwrap();
+        assert!(sessions.knows(&headers(&[(COOKIE, &format!("a=b; {value}"))])));
+        for wrong in [
+            "",
+            "fiec_console_7000=",
+            "fiec_console_7000=x",
+            &value.replace("7000", "7001"),
+        ] {
+            assert!(!sessions.knows(&headers(&[(COOKIE, wrong)])), "{wrong}");
+        }
+        assert!(!sessions.knows(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn tickets_and_cookies_are_bounded() {
+        let sessions = Sessions::new(7000);
+        let first = sessions.ticket();
+        for _ in 0..MOST {
+            sessions.ticket();
+        }
+        assert_eq!(sessions.enter(&first), None, "the oldest went");
+        assert_eq!(lock(&sessions.tickets).known.len(), MOST);
+    }
+
+    #[test]
+    fn requests_of_other_pages_are_not_ours() {
+        let sessions = Sessions::new(7000);
+        let is = |pairs: &[_]| sessions.is_named(&headers(pairs));
+        assert!(is(&[(HOST, "127.0.0.1:7000")]));
+        assert!(is(&[
+            (HOST, "localhost:7000"),
+            (ORIGIN, "http://localhost:7000")
+        ]));
+        for host in ["evil.example:7000", "127.0.0.1:7001", "127.0.0.1", ""] {
+            assert!(!is(&[(HOST, host)]), "{host}");
+        }
+        for origin in [
+            "http://evil.example",
+            "null",
+            "https://127.0.0.1:7000",
+            "http://127.0.0.1:80",
+        ] {
+            assert!(
+                !is(&[(HOST, "127.0.0.1:7000"), (ORIGIN, origin)]),
+                "{origin}"
+            );
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! `fiec console`: what runs, waits, fails and moves, in a browser.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use fiec_broker::ConnectOptions;
+use fiec_console::{Options, Running};
+use fiec_schemas::{Secret, Tenant};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::context::{Global, TenantArg, run_folder, who, write_private};
+use crate::exit::Outcome;
+
+/// Time limit of another process for a ticket.
+const ANSWER: Duration = Duration::from_secs(3);
+/// Most bytes of its answer.
+const MOST: u64 = 16 * 1024;
+
+/// Show what runs, waits, fails and moves in a browser
+///
+/// Prints an address that is good once. If a console of yours runs on this machine, as that of
+/// `fiec up`, the address is of that one.
+#[derive(Debug, Args)]
+pub struct ConsoleArgs {
+    /// Loopback address to listen on [default: a free port of 127.0.0.1]
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Option<SocketAddr>,
+    #[command(flatten)]
+    pub tenant: TenantArg,
+}
+
+/// The file by which a console of this user is found.
+#[derive(Debug, Serialize, Deserialize)]
+struct ConsoleFile {
+    pid: u32,
+    addr: SocketAddr,
+    key: Secret,
+}
+
+impl ConsoleFile {
+    fn path() -> Option<PathBuf> {
+        Some(run_folder()?.join("console.json"))
+    }
+
+    /// That of a console that still runs.
+    fn read() -> Option<Self> {
+        let text = std::fs::read(Self::path()?).ok()?;
+        let file: Self = serde_json::from_slice(&text).ok()?;
+        let process = std::path::Path::new("/proc").join(file.pid.to_string());
+        process.exists().then_some(file)
+    }
+
+    /// Asks for a ticket, and returns the address with it.
+    async fn entrance(&self) -> anyhow::Result<String> {
+        let ask = async {
+            let mut socket = TcpStream::connect(self.addr).await?;
+            let request = format!(
+                "POST /tickets HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {}\r\n\
+                 Content-Length: 0\r\nConnection: close\r\n\r\n",
+                self.addr,
+                self.key.expose()
+            );
+            socket.write_all(request.as_bytes()).await?;
+            let mut answer = String::new();
+            socket.take(MOST).read_to_string(&mut answer).await?;
+            anyhow::Ok(answer)
+        };
+        let answer = tokio::time::timeout(ANSWER, ask).await??;
+        match answer.split_once("\r\n\r\n") {
+            Some((head, ticket)) if head.starts_with("HTTP/1.1 200 ") => {
+                let ticket = ticket.trim();
+                Ok(format!("http://{}/enter?ticket={ticket}", self.addr))
+            }
+            _ => bail!("the console at {} gives no ticket", self.addr),
+        }
+    }
+}
+
+/// A console of this process, which other commands of this user find.
+#[derive(Debug)]
+pub struct Console {
+    running: Running,
+    /// The file is removed with it, if it is its own.
+    is_found: bool,
+}
+
+impl Console {
+    /// Starts one, until `stop`.
+    ///
+    /// # Errors
+    /// If it cannot listen.
+    pub async fn start(
+        addr: SocketAddr,
+        broker: ConnectOptions,
+        database: Secret,
+        tenant: Tenant,
+        stop: CancellationToken,
+    ) -> anyhow::Result<Self> {
+        let options = Options {
+            addr,
+            broker,
+            database,
+            who: who(),
+            tenant,
+        };
+        let running = fiec_console::start(options, stop).await?;
+        let mut is_found = false;
+        if ConsoleFile::read().is_none()
+            && let Some(path) = ConsoleFile::path()
+        {
+            let file = ConsoleFile {
+                pid: std::process::id(),
+                addr: running.addr(),
+                key: running.key().expose().into(),
+            };
+            // Without the file it is found by nobody else.
+            match write_private(&path, &serde_json::to_vec(&file)?) {
+                Ok(()) => is_found = true,
+                Err(error) => tracing::warn!(%error, "`fiec console` will not find this console"),
+            }
+        }
+        Ok(Self { running, is_found })
+    }
+
+    /// An address that is good once.
+    pub fn entrance(&self) -> String {
+        self.running.entrance()
+    }
+
+    /// Waits until it ends, and removes its file.
+    pub async fn ended(self) {
+        self.running.ended().await;
+        if self.is_found
+            && let Some(path) = ConsoleFile::path()
+        {
+            // If it stays, it names a process that is gone, and is ignored.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Starts a console, or asks the one that runs for another address.
+///
+/// # Errors
+/// If the servers are not known, or it cannot listen.
+pub async fn run(args: ConsoleArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let is_own = args.listen.is_some() || global.nats.is_some() || global.database.is_some();
+    if !is_own
+        && let Some(running) = ConsoleFile::read()
+        && let Ok(entrance) = running.entrance().await
+    {
+        say(&entrance, global.json);
+        return Ok(Outcome::Done);
+    }
+    let addr = args.listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 0)));
+    if !addr.ip().is_loopback() {
+        bail!(
+            "--listen {addr}: the console acts as you, so it listens on loopback only; reach it from \
+             another machine by `ssh -L`"
+        );
+    }
+    let mut broker = ConnectOptions::new(global.nats_url()?, "fiec console");
+    broker.credentials.clone_from(&global.creds);
+    let stop = CancellationToken::new();
+    let started = Console::start(
+        addr,
+        broker,
+        global.database_url()?,
+        args.tenant.tenant,
+        stop.clone(),
+    );
+    let console = started.await?;
+    // Before anybody is told that it is there, and may end it.
+    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be heard")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be heard")?;
+    say(&console.entrance(), global.json);
+    if !global.json {
+        eprintln!("The address is good once. Ctrl-C ends the console.");
+    }
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    stop.cancel();
+    console.ended().await;
+    Ok(Outcome::Done)
+}
+
+fn say(entrance: &str, json: bool) {
+    match json {
+        true => println!("{}", json!({"console": entrance})),
+        false => println!("{entrance}"),
+    }
+}
