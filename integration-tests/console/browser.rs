@@ -120,7 +120,8 @@ impl Browser {
         Some(browser)
     }
 
-    fn driver(&self) -> &WebDriver {
+    /// To find elements and press them.
+    pub fn driver(&self) -> &WebDriver {
         self.driver.as_ref().unwrap()
     }
 
@@ -163,6 +164,12 @@ impl Browser {
     /// The result of a script.
     pub async fn script(&self, text: &str) -> Value {
         let done = self.driver().execute(text, Vec::new()).await.unwrap();
+        done.json().clone()
+    }
+
+    /// What a script gives to its last argument, a function.
+    pub async fn later(&self, text: &str) -> Value {
+        let done = self.driver().execute_async(text, Vec::new()).await.unwrap();
         done.json().clone()
     }
 

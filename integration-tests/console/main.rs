@@ -5,6 +5,8 @@
 #[path = "../stage/mod.rs"]
 mod stage;
 
+mod acting;
 mod browser;
 mod entering;
+mod large;
 mod pages;

@@ -57,7 +57,7 @@ function say() {
   if (from === null) { chosen.textContent = ""; return; }
   const low = first + Math.min(from, to), high = first + Math.max(from, to);
   const link = document.createElement("a");
-  link.href = `/executions?batch=${box.dataset.batch}&from=${low}&to=${high}`;
+  link.href = `/executions?batch=${box.dataset.batch}&from=${low}&to_line=${high}`;
   link.textContent = low === high ? `member ${low}` : `members ${low} to ${high}`;
   chosen.replaceChildren(link);
 }

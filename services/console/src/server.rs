@@ -122,6 +122,8 @@ fn router(shared: Arc<Shared>) -> Router {
         .route("/batches", get(pages::batches::page))
         .route("/batches/{id}", get(pages::batch::page))
         .route("/batches/{id}/matrix", get(pages::batch::matrix))
+        .route("/sql", get(pages::sql::page))
+        .route("/act", get(pages::act::ask).post(pages::act::done))
         .route("/events", get(events))
         .route("/assets/{*file}", get(assets::file))
         .fallback(async || (StatusCode::NOT_FOUND, "there is no such page"))
@@ -148,7 +150,7 @@ async fn named(State(shared): State<Arc<Shared>>, request: Request, next: Next) 
         (CONTENT_SECURITY_POLICY, POLICY),
         (X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (X_FRAME_OPTIONS, "DENY"),
-        (REFERRER_POLICY, "no-referrer"),
+        (REFERRER_POLICY, "same-origin"),
         (same_origin, "same-origin"),
     ] {
         response

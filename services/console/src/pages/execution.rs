@@ -219,6 +219,19 @@ impl Page {
         Some((self.summary.boundary.saturating_mul(100) / all).clamp(0, 100))
     }
 
+    /// What can be asked for in its phase.
+    fn actions(&self) -> &'static [&'static str] {
+        match self.summary.phase.as_str() {
+            "started" | "bound" => &["move", "pause", "cancel", "adjust"],
+            "pending" => &["pause", "cancel", "adjust"],
+            "paused" => &["resume", "cancel", "adjust"],
+            "held" => &["retry", "cancel", "adjust"],
+            "failed" | "cancelled" => &["retry"],
+            "verifying" => &["cancel"],
+            _ => &[],
+        }
+    }
+
     fn submission(&self) -> String {
         let spec = self.summary.spec.as_ref();
         spec.map(pretty).unwrap_or_default()

@@ -1,12 +1,14 @@
 //! The pages. Each is made whole, with the queries and the command line that say the same. With
 //! `?format=json` it is the same as JSON.
 
+pub mod act;
 pub mod batch;
 pub mod batches;
 pub mod execution;
 pub mod executions;
 pub mod nodes;
 pub mod overview;
+pub mod sql;
 
 use askama::Template;
 use axum::Json;

@@ -30,6 +30,10 @@ pub struct Node {
     pub viability: Viability,
     /// Why it takes no work, and who said so.
     pub flags: Vec<String>,
+    /// An operator moves everything away from it.
+    pub draining: bool,
+    /// An operator places nothing new on it.
+    pub cordoned: bool,
     /// Slots, and how many of them compute.
     pub slots: u32,
     /// See `slots`.
@@ -69,6 +73,17 @@ pub struct Gauge {
     pub missing: Option<String>,
     /// Where it comes from.
     pub source: String,
+}
+
+impl Node {
+    /// What can be asked for.
+    pub fn actions(&self) -> &'static [&'static str] {
+        match (self.draining, self.cordoned) {
+            (true, _) => &["undrain"],
+            (false, true) => &["uncordon", "drain"],
+            (false, false) => &["cordon", "drain"],
+        }
+    }
 }
 
 impl Gauge {
@@ -221,6 +236,8 @@ fn node(status: NodeStatus, crossings: &mut Crossings) -> Node {
         host: descriptor.host,
         viability,
         flags: why,
+        draining: flags.draining,
+        cordoned: flags.cordoned,
         slots: vector.as_ref().map_or(descriptor.slots, |v| v.slots),
         running: vector.as_ref().map_or(0, |v| v.running_count),
         queued: vector.as_ref().map_or(0, |v| v.queued_count),

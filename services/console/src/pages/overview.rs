@@ -31,7 +31,7 @@ const WAITING: &str = "SELECT p.execution, p.client_id, p.why, \
     extract(epoch FROM p.waiting)::float8 AS waiting_s FROM why_pending p \
     JOIN executions e ON e.id = p.execution ORDER BY e.submitted_at LIMIT 8";
 /// Work that the loss of a node would take, requests that nobody has carried out, bindings that nobody
-/// has started, and what failed or is held.
+/// has started, what is held, and what failed: one row for each reason, with the last that failed for it.
 const ATTENTION: &str = "SELECT * FROM (\
     SELECT 'uncommitted' AS kind, e.execution, e.client_id, e.node, \
         extract(epoch FROM e.uncommitted)::float8 AS for_s, NULL AS detail \
@@ -42,9 +42,12 @@ const ATTENTION: &str = "SELECT * FROM (\
     FROM executions WHERE finished_at IS NULL AND phase = 'bound' AND bound_at < now() - interval '15 seconds' \
     UNION ALL SELECT 'held', id, client_id, node, NULL, failure FROM executions \
     WHERE finished_at IS NULL AND phase = 'held' \
-    UNION ALL SELECT 'failed', id, client_id, node, extract(epoch FROM now() - finished_at)::float8, failure \
-    FROM executions WHERE phase = 'failed' AND finished_at > now() - interval '24 hours'\
-    ) a ORDER BY kind <> 'held', kind = 'failed', for_s DESC NULLS LAST";
+    UNION ALL SELECT 'failed', (array_agg(id ORDER BY finished_at DESC))[1], \
+        (array_agg(client_id ORDER BY finished_at DESC))[1], NULL, \
+        extract(epoch FROM now() - max(finished_at))::float8, \
+        CASE WHEN count(*) > 1 THEN 'and ' || count(*) - 1 || ' more: ' ELSE '' END || coalesce(failure, 'no reason is recorded') \
+    FROM executions WHERE phase = 'failed' AND finished_at > now() - interval '24 hours' GROUP BY failure\
+    ) a ORDER BY kind = 'failed', kind <> 'held', for_s DESC NULLS LAST";
 /// Rows of the attention list that are shown; all are counted.
 const SHOWN: usize = 12;
 
@@ -152,7 +155,7 @@ impl Attention {
             "requested" => format!("{detail}, not carried out yet"),
             "not started" => format!("is bound to {node}, which has not started it for {span}"),
             "held" => format!("is held: {detail}"),
-            "failed" => format!("failed {span} ago: {detail}"),
+            "failed" => format!("failed {span} ago, {detail}"),
             kind => kind.to_owned(),
         }
     }
