@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use async_nats::RequestErrorKind;
 use bytes::Bytes;
+use fiec_schemas::dependency::Dependency;
 use fiec_schemas::messages::{
     ApiReply, BatchReply, BatchRequest, BatchVerb, EnvelopeChange, EnvelopeRequest,
     ExecutionRequest, ExecutionVerb, NodeRequest, NodeVerb, QuotaChange, QuotaReply, QuotaRequest,
@@ -61,6 +62,11 @@ const ABSENCE: Duration = Duration::from_secs(3);
 
 /// Pause before a request is made again.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// Time limit of one answer about a batch in ms, short enough to show progress.
+const BATCH_WITHIN_MS: u64 = 1_000;
+/// After this many answers about a batch without progress, the request is given up.
+const IN_VAIN: u32 = 20;
 
 /// Time limit of an answer. The answer of a worker is part of it.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -334,8 +340,65 @@ impl Operator {
         request: &BatchRequest,
     ) -> Result<BatchReply, ApiError> {
         let subject = subjects::api_batch(verb, tenant);
-        let body = bytes(request)?;
+        let request = BatchRequest {
+            who: self.who.clone(),
+            ..request.clone()
+        };
+        let body = bytes(&request)?;
         crate::api::request(&self.broker, subject, body).await
+    }
+
+    /// Requests page after page about a group until all is done, there is no progress, or `goes_on`
+    /// says no. `goes_on` sees each answer. `failed`: for `retry`, what was cancelled stays so. Returns
+    /// the last answer, with the counts of all, and true if it is complete.
+    ///
+    /// # Errors
+    /// If no policy service answers.
+    pub async fn all_of_batch(
+        &self,
+        verb: BatchVerb,
+        tenant: &Tenant,
+        of: &Dependency,
+        failed: bool,
+        mut goes_on: impl FnMut(&BatchReply) -> bool,
+    ) -> Result<(BatchReply, bool), ApiError> {
+        let (mut done, mut underway, mut in_vain) = (0, 0, 0);
+        let (mut oldest, mut untaken, mut cursor) = (None, None, None);
+        loop {
+            let request = BatchRequest {
+                batch: of.batch.clone(),
+                array: of.array.clone(),
+                ids: of.id.clone(),
+                who: String::new(),
+                within_ms: Some(BATCH_WITHIN_MS),
+                untaken,
+                cursor,
+                failed,
+            };
+            let mut reply = self.batch(verb, tenant, &request).await?;
+            let waits = reply.untaken.filter(|_| verb != BatchVerb::Status);
+            let advanced = reply.done > 0 || reply.underway > underway;
+            let moved = advanced || reply.cursor.is_some() || waits.map(|u| u.oldest) != oldest;
+            in_vain = if moved { 0 } else { in_vain + 1 };
+            done += reply.done;
+            underway = reply.underway;
+            reply.done = done;
+            // Another service counts executions that this command changed as unconcerned. Subtract
+            // them.
+            let members: u32 = reply.phases.values().sum();
+            let others = members.saturating_sub(done + reply.underway + reply.left + reply.failed);
+            reply.unconcerned = reply.unconcerned.min(others);
+            let goes_on = goes_on(&reply);
+            cursor = reply.cursor.take();
+            oldest = waits.map(|u| u.oldest);
+            let ended = cursor.is_none();
+            untaken = waits.filter(|_| ended && reply.left == 0).map(|u| u.upto);
+            let on = !ended || reply.left > 0 || waits.is_some();
+            let refused = reply.error.is_some() && waits.is_none();
+            if !on || refused || in_vain >= IN_VAIN || !goes_on {
+                return Ok((reply, !on));
+            }
+        }
     }
 
     /// Changes a tenant's quota.

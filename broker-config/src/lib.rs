@@ -21,6 +21,7 @@ pub mod leader;
 pub mod ledger;
 pub mod limits;
 pub mod lists;
+pub mod logs;
 pub mod nodes;
 mod objects;
 pub mod outbox;

@@ -41,9 +41,13 @@ impl Console {
         self.entrance.split("/enter").next().unwrap().to_owned()
     }
 
-    /// Ends it.
+    /// Ends it by SIGTERM, whoever still looks at it.
     pub async fn end(mut self) {
-        self.process.kill().await.unwrap();
+        let pid = self.process.id().unwrap().cast_signed();
+        let pid = rustix::process::Pid::from_raw(pid).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        let ended = tokio::time::timeout(PATIENCE, self.process.wait()).await;
+        assert_eq!(ended.expect("it ends").unwrap().code(), Some(0));
     }
 }
 

@@ -46,8 +46,13 @@ async fn a_browser_without_the_cookie_sees_nothing() {
             "return document.querySelectorAll('.node').length === 1",
         )
         .await;
+    // Its stream of news is open.
+    console.end().await;
+    let lost = "return document.getElementById('line').classList.contains('lost')";
+    first
+        .until("the page says that it has lost the console", lost)
+        .await;
     first.end().await;
     second.end().await;
-    console.end().await;
     lab.end().await;
 }

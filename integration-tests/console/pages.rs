@@ -17,7 +17,7 @@ async fn a_live_move_appears_without_a_reload_and_foreign_text_stays_text() {
         return lab.end().await;
     };
     let line = json!({"id": "live", "program": "synthetic@1", "commit": {"every": 5},
-        "labels": {"evil": EVIL}, "params": {"capsules": 100_000, "rest_us": 20_000}});
+        "labels": {"evil": EVIL}, "params": {"capsules": 100_000, "rest_us": 20_000, "print": true}});
     let id = lab.publish_json(&line).await;
     let from = lab.journal.computing(id, 2).await;
     browser.open(&console.entrance).await;
@@ -57,6 +57,20 @@ async fn a_live_move_appears_without_a_reload_and_foreign_text_stays_text() {
         "return document.querySelector('#moves .move').open && document.title.startsWith('live')";
     browser.until("what was opened stays open", open).await;
     browser.picture("execution").await;
+    browser
+        .script("document.querySelector('#log details').open = true")
+        .await;
+    let both = format!(
+        "const text = document.querySelector('#log pre').textContent; window.printed ??= text.length; \
+         return text.includes(' {from} e1 stdout: boundary 1\\n') && text.includes(' {to} e2 stdout: ') \
+         && text.length > window.printed + 200 && !text.includes('missing')"
+    );
+    browser
+        .until("the log follows, from both nodes", &both)
+        .await;
+    let text = "document.querySelector('#submission details').open = true; \
+                return document.querySelector('#submission pre').textContent.includes('<script>')";
+    browser.until("labels are text", text).await;
     let text = browser.text().await;
     assert!(
         text.contains("requested by") || text.contains("asked"),
@@ -84,6 +98,59 @@ async fn a_live_move_appears_without_a_reload_and_foreign_text_stays_text() {
     }
     lab.fiec(&["cancel", "live"]).await.expect(0);
     lab.journal.ended(id, "cancelled").await;
+    browser.end().await;
+    console.end().await;
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn curves_of_an_execution_and_of_a_batchs_members_are_drawn() {
+    let lab = Lab::start(workers_with_history(2)).await;
+    let console = Console::start(&lab).await;
+    let Some(browser) = Browser::start().await else {
+        return lab.end().await;
+    };
+    let mut ids = Vec::new();
+    for (n, tolerance) in [1e-4, 1e-7, 1e-10].into_iter().enumerate() {
+        let line = json!({"id": format!("t-{n}"), "batch": "tolerances", "program": "cg@1",
+            "commit": {"every": 5}, "params": {"matrix": {"poisson3d": {"n": 12}}, "tolerance": tolerance,
+            "iterations_per_capsule": 1}});
+        ids.push(lab.publish_json(&line).await);
+    }
+    for id in ids {
+        lab.journal.ended(id, "completed").await;
+    }
+    lab.recorded(3).await;
+    browser.open(&console.entrance).await;
+    browser
+        .open(&format!("{}/executions/t-2", console.origin()))
+        .await;
+    browser
+        .until(
+            "its residual is drawn",
+            "return !!document.querySelector('#curve-residual .uplot canvas')",
+        )
+        .await;
+    browser.picture("curves").await;
+    let batch = lab
+        .sql("SELECT batch::text AS b FROM batch_summary WHERE name = 'tolerances'")
+        .await;
+    let batch = batch.get(0, "b").unwrap().to_owned();
+    browser
+        .open(&format!(
+            "{}/batches/{batch}?name=residual&by=tolerance",
+            console.origin()
+        ))
+        .await;
+    let drawn = "return !!document.querySelector('#members .uplot canvas') \
+                 && document.querySelector('#members .scale').textContent === 'tolerance 1e-100.0001'";
+    browser
+        .until(
+            "the members' residuals are drawn, coloured by their tolerance",
+            drawn,
+        )
+        .await;
+    browser.picture("members").await;
     browser.end().await;
     console.end().await;
     lab.end().await;

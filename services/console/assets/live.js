@@ -4,7 +4,7 @@
 const topics = new Set(document.body.dataset.topics.split(" ").filter(Boolean));
 const line = document.getElementById("line");
 const channel = new BroadcastChannel("fiec-news");
-let heard = Date.now(), due = null, fetching = false, again = false;
+let heard = Date.now(), seen = 0, due = null, fetching = false, again = false, old = "";
 
 function say(text, lost) {
   if (line.textContent !== text) line.textContent = text;
@@ -20,11 +20,10 @@ function concerns(news) {
 
 function hear(news) {
   heard = Date.now();
-  say("live");
+  say(old || "live", old);
   if (news === "alive" || !concerns(news)) return;
-  if (document.hidden) { again = true; return; }
-  // At most one look a second: what comes meanwhile is seen with the next one.
-  due ??= setTimeout(look, 250);
+  if (document.hidden || fetching) { again = true; return; }
+  plan();
 }
 
 async function look() {
@@ -32,12 +31,25 @@ async function look() {
   if (fetching) { again = true; return; }
   fetching = true;
   try {
-    const answer = await fetch(location.href, { headers: { accept: "text/html" } });
-    if (!answer.ok) throw new Error(answer.status);
+    const answer = await fetch(location.href, { headers: { accept: "text/html" }, signal: AbortSignal.timeout(20000) });
+    if (!answer.ok) throw new Error(await answer.text());
     exchange(new DOMParser().parseFromString(await answer.text(), "text/html"));
-  } catch { /* the line says so when nothing comes any more */ }
+    old = "";
+  } catch (error) {
+    // The page stays as it was, and says so.
+    again = true;
+    old = `this page is old: ${error.message.slice(0, 200)}`;
+  }
+  say(old || "live", old);
   fetching = false;
-  setTimeout(() => { if (again && !document.hidden) { again = false; due ??= setTimeout(look, 0); } }, 1000);
+  seen = Date.now();
+  if (again) setTimeout(() => { if (again && !document.hidden) plan(); }, 1000);
+}
+
+// At most one look a second: what comes meanwhile is seen with the next one.
+function plan() {
+  again = false;
+  due ??= setTimeout(look, Math.max(250, seen + 1000 - Date.now()));
 }
 
 function exchange(fresh) {
@@ -53,6 +65,10 @@ function exchange(fresh) {
       part.replaceChildren(...other.childNodes);
       if (had && focus) part.querySelector(`[href="${CSS.escape(focus)}"]`)?.focus();
     }
+  }
+  for (const part of document.querySelectorAll("[data-live-names]")) {
+    const other = fresh.getElementById(part.id);
+    if (other && other.dataset.liveNames !== part.dataset.liveNames) part.replaceWith(other);
   }
   for (const part of document.querySelectorAll("[data-live-attr]")) {
     const name = part.dataset.liveAttr, other = fresh.getElementById(part.id);
@@ -79,12 +95,18 @@ for (const link of document.querySelectorAll("[data-json]")) {
   link.href = url;
 }
 channel.onmessage = (event) => hear(event.data);
-navigator.locks.request("fiec-news", () => new Promise(() => {
-  const stream = new EventSource("/events");
-  stream.onmessage = (event) => { channel.postMessage(event.data); hear(event.data); };
-}));
+// Holds the stream until it is closed for good, as by a console that has started anew; then somebody else
+// may try.
+function hold() {
+  navigator.locks.request("fiec-news", () => new Promise((give) => {
+    const stream = new EventSource("/events");
+    stream.onmessage = (event) => { channel.postMessage(event.data); hear(event.data); };
+    stream.onerror = () => { if (stream.readyState === EventSource.CLOSED) give(); };
+  })).finally(() => setTimeout(hold, 3000));
+}
+hold();
 document.addEventListener("visibilitychange", () => {
-  if (!document.hidden && again) { again = false; due ??= setTimeout(look, 0); }
+  if (!document.hidden && again) plan();
 });
 setInterval(() => {
   const silent = Math.round((Date.now() - heard) / 1000);

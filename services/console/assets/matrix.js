@@ -1,14 +1,12 @@
-// A cell for each member of a batch, coloured by phase. Dragging over cells lists their members.
+// A cell for each member of a batch, in the order of submission, coloured by phase. Dragging over cells lists their members.
 const PHASES = { c: "completed", f: "failed", x: "cancelled", s: "started", b: "bound", p: "paused", h: "held", v: "verifying", w: "pending" };
 const box = document.getElementById("matrix"), canvas = box.querySelector("canvas"), chosen = document.getElementById("chosen");
-let first = 0, cells = "", drawn = "", columns = 1, size = 1, from = null, to = null;
+let cells = "", drawn = "", columns = 1, size = 1, from = null, to = null;
 
 async function load() {
   const answer = await fetch(`/batches/${box.dataset.batch}/matrix`);
   if (!answer.ok) return;
-  const text = await answer.text(), at = text.indexOf(" ");
-  first = Number(text.slice(0, at));
-  const fresh = text.slice(at + 1);
+  const fresh = await answer.text();
   if (fresh !== cells) { cells = fresh; draw(); }
 }
 
@@ -55,7 +53,7 @@ function cell(event) {
 
 function say() {
   if (from === null) { chosen.textContent = ""; return; }
-  const low = first + Math.min(from, to), high = first + Math.max(from, to);
+  const low = 1 + Math.min(from, to), high = 1 + Math.max(from, to);
   const link = document.createElement("a");
   link.href = `/executions?batch=${box.dataset.batch}&from=${low}&to_line=${high}`;
   link.textContent = low === high ? `member ${low}` : `members ${low} to ${high}`;

@@ -16,8 +16,10 @@ macro_rules! files {
 files! {
     "style.css": "text/css; charset=utf-8",
     "live.js": "text/javascript; charset=utf-8",
+    "log.js": "text/javascript; charset=utf-8",
     "curves.js": "text/javascript; charset=utf-8",
     "matrix.js": "text/javascript; charset=utf-8",
+    "members.js": "text/javascript; charset=utf-8",
     "vendor/uPlot.iife.min.js": "text/javascript; charset=utf-8",
     "vendor/uPlot.min.css": "text/css; charset=utf-8",
 }

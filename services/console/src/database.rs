@@ -10,26 +10,34 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{
-    AssertSqlSafe, Column as _, Connection as _, Executor as _, PgPool, SqlSafeStr as _,
-    Statement as _,
+    AssertSqlSafe, Column as _, Connection as _, Executor as _, PgConnection, PgPool,
+    SqlSafeStr as _, Statement as _,
 };
+use tokio::sync::Semaphore;
 
 /// Connections of the whole console. No page can hold a service back by taking more.
 const CONNECTIONS: u32 = 4;
-/// Time limit of a query.
+/// Of which so many answer people's own questions.
+const QUESTIONS: usize = 1;
+/// Time limit of a query, as the server keeps it.
 const QUERY: Duration = Duration::from_secs(5);
+/// Time limit of a query and of a person's own question, also of a server that says nothing.
+const ANSWERED: Duration = Duration::from_secs(8);
 /// Time limit of a connection, and of waiting for a free one.
-const CONNECTED: Duration = Duration::from_secs(2);
-/// Time limit of somebody's own question.
-const OWN: Duration = Duration::from_secs(8);
-/// Most rows of its answer.
-const ROWS: usize = 1_000;
+const CONNECTED: Duration = Duration::from_secs(3);
 /// Most bytes of the rows of one query, as JSON.
 const ANSWER: usize = 16 << 20;
+/// Most rows of the answer to a person's own question.
+const ROWS: usize = 1_000;
+/// Most bytes of one of them.
+const ROW: usize = 1 << 20;
 
 /// The tables and views.
 #[derive(Debug, Clone)]
-pub struct Database(Arc<PgPool>);
+pub struct Database {
+    pool: Arc<PgPool>,
+    questions: Arc<Semaphore>,
+}
 
 /// A query with its values.
 #[derive(Debug, Clone)]
@@ -57,13 +65,26 @@ impl Query {
 
     /// The query with its values in it, as a person would type it.
     pub fn shown(&self) -> String {
-        let mut text = self.sql.to_owned();
-        // From the last on, so that $1 is not found in $10.
-        for (at, value) in self.values.iter().enumerate().rev() {
-            let literal = format!("'{}'", value.replace('\'', "''"));
-            text = text.replace(&format!("${}", at + 1), &literal);
+        let mut text = String::new();
+        let mut rest = self.sql;
+        // In one pass: a value may contain what looks like another one's place.
+        while let Some((before, after)) = rest.split_once('$') {
+            text.push_str(before);
+            let digits = after
+                .find(|c: char| !c.is_ascii_digit())
+                .unwrap_or(after.len());
+            let (number, behind) = after.split_at(digits);
+            let value = number
+                .parse::<usize>()
+                .ok()
+                .and_then(|n| self.values.get(n.checked_sub(1)?));
+            match value {
+                Some(value) => text.push_str(&format!("'{}'", value.replace('\'', "''"))),
+                None => text.push_str(&format!("${number}")),
+            }
+            rest = behind;
         }
-        text
+        text + rest
     }
 }
 
@@ -84,7 +105,10 @@ impl Database {
             .acquire_timeout(CONNECTED)
             .idle_timeout(Duration::from_secs(60))
             .connect_lazy_with(options);
-        Ok(Self(Arc::new(pool)))
+        Ok(Self {
+            pool: Arc::new(pool),
+            questions: Arc::new(Semaphore::new(QUESTIONS)),
+        })
     }
 
     /// The rows of a query.
@@ -92,22 +116,13 @@ impl Database {
     /// # Errors
     /// Why there are none, for a person.
     pub async fn rows<T: DeserializeOwned>(&self, query: &Query) -> Result<Vec<T>, String> {
-        // A row is one JSON text: numbers, times and arrays look as in `--json`.
-        let sql = format!("SELECT to_jsonb(q)::text FROM ({}) q", query.sql);
-        let mut asked = sqlx::query_scalar::<_, String>(AssertSqlSafe(sql));
-        for value in &query.values {
-            asked = asked.bind(value.clone());
-        }
-        let rows = asked
-            .fetch_all(&*self.0)
-            .await
-            .map_err(|error| away(&error))?;
-        if rows.iter().map(String::len).sum::<usize>() > ANSWER {
-            return Err(format!("the answer has more than {} MiB", ANSWER >> 20));
-        }
-        let read = rows.iter().map(|row| serde_json::from_str(row));
-        read.collect::<Result<_, _>>()
-            .map_err(|error| format!("a row has another form than this console knows: {error}"))
+        let mut connection = self.pool.acquire().await.map_err(|error| away(&error))?;
+        let read = tokio::time::timeout(ANSWERED, read(&mut connection, query)).await;
+        read.unwrap_or_else(|_| {
+            // What is in flight on it would hold up the next page.
+            connection.close_on_drop();
+            Err(silent())
+        })
     }
 
     /// The only row of a query.
@@ -117,6 +132,36 @@ impl Database {
     pub async fn row<T: DeserializeOwned>(&self, query: &Query) -> Result<Option<T>, String> {
         Ok(self.rows(query).await?.into_iter().next())
     }
+}
+
+async fn read<T: DeserializeOwned>(
+    connection: &mut PgConnection,
+    query: &Query,
+) -> Result<Vec<T>, String> {
+    // A row is one JSON text: numbers, times and arrays look as in `--json`.
+    let sql = format!("SELECT to_jsonb(q)::text FROM ({}) q", query.sql);
+    let mut asked = sqlx::query_scalar::<_, String>(AssertSqlSafe(sql));
+    for value in &query.values {
+        asked = asked.bind(value.clone());
+    }
+    let mut rows = asked.fetch(connection);
+    let (mut read, mut bytes) = (Vec::new(), 0);
+    while let Some(row) = rows.try_next().await.map_err(|error| away(&error))? {
+        bytes += row.len();
+        if bytes > ANSWER {
+            return Err(format!("the answer has more than {} MiB", ANSWER >> 20));
+        }
+        let row = serde_json::from_str(&row);
+        read.push(row.map_err(|error| format!("a row has another form than expected: {error}"))?);
+    }
+    Ok(read)
+}
+
+fn silent() -> String {
+    format!(
+        "PostgreSQL has not answered within {} s",
+        ANSWERED.as_secs()
+    )
 }
 
 /// The rows of somebody's own question, as texts.
@@ -140,10 +185,9 @@ impl Database {
     /// Why there is no answer, for a person.
     pub async fn ask(&self, question: &str) -> Result<Answer, String> {
         let began = Instant::now();
-        let asked = tokio::time::timeout(OWN, self.own(question)).await;
-        let answered =
-            asked.map_err(|_| format!("there is no answer within {} s", OWN.as_secs()))?;
-        let (columns, rows, more) = answered?;
+        let (columns, rows, more) = tokio::time::timeout(ANSWERED, self.own(question))
+            .await
+            .map_err(|_| silent())??;
         Ok(Answer {
             columns,
             rows,
@@ -154,10 +198,13 @@ impl Database {
 
     async fn own(&self, question: &str) -> Result<(Vec<String>, Vec<Vec<String>>, bool), String> {
         let failed = |error: sqlx::Error| away(&error);
-        let mut connection = self.0.acquire().await.map_err(failed)?.detach();
+        let _one = self.questions.acquire().await;
+        let mut connection = self.pool.acquire().await.map_err(failed)?;
+        // What the question has begun or set in its session ends with the connection.
+        connection.close_on_drop();
         let mut tx = connection.begin().await.map_err(failed)?;
         let question = question.trim().trim_end_matches(';');
-        // The columns in their order, which JSON does not keep.
+        // By themselves, the text must be one statement.
         let plain = AssertSqlSafe(question.to_owned()).into_sql_str();
         let statement = (&mut *tx).prepare(plain).await.map_err(failed)?;
         let columns: Vec<String> = statement
@@ -168,25 +215,26 @@ impl Database {
         if columns.is_empty() {
             return Err("a question must give rows: begin with SELECT or WITH".to_owned());
         }
+        // Two columns may have one name.
+        let names: Vec<String> = (0..columns.len()).map(|n| format!("c{n}")).collect();
         let sql = format!(
-            "SELECT to_jsonb(q)::text FROM (\n{question}\n) q LIMIT {}",
+            "SELECT CASE WHEN octet_length(j) <= {ROW} THEN j END FROM (SELECT to_jsonb(q)::text AS j \
+             FROM (\n{question}\n) AS q({}) LIMIT {}) rows",
+            names.join(", "),
             ROWS + 1
         );
-        let mut found = sqlx::query_scalar::<_, String>(AssertSqlSafe(sql)).fetch(&mut *tx);
+        let mut found = sqlx::query_scalar::<_, Option<String>>(AssertSqlSafe(sql)).fetch(&mut *tx);
         let (mut rows, mut bytes, mut more) = (Vec::new(), 0, false);
         while let Some(row) = found.try_next().await.map_err(failed)? {
+            let row = row.ok_or(format!("a row has more than {} MiB", ROW >> 20))?;
             bytes += row.len();
             if rows.len() >= ROWS || bytes > ANSWER {
                 more = true;
                 break;
             }
             let row: Map<String, Value> = serde_json::from_str(&row).map_err(|e| e.to_string())?;
-            rows.push(columns.iter().map(|name| text(row.get(name))).collect());
+            rows.push(names.iter().map(|name| text(row.get(name))).collect());
         }
-        drop(found);
-        tx.rollback().await.map_err(failed)?;
-        // What the question has set in its session ends with it.
-        connection.close().await.map_err(failed)?;
         Ok((columns, rows, more))
     }
 }
@@ -214,10 +262,11 @@ mod tests {
 
     #[test]
     fn a_shown_query_can_be_typed() {
-        let mut query = Query::of("SELECT $1, $10, $2::uuid");
+        let mut query = Query::of("SELECT $1, $10, $2::uuid, '$', $");
         for n in 1..=10 {
-            query = query.with(format!("v{n}'"));
+            query = query.with(format!("v{n}'$2"));
         }
-        assert_eq!(query.shown(), "SELECT 'v1''', 'v10''', 'v2'''::uuid");
+        let expected = "SELECT 'v1''$2', 'v10''$2', 'v2''$2'::uuid, '$', $";
+        assert_eq!(query.shown(), expected);
     }
 }

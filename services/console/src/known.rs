@@ -14,6 +14,8 @@ pub struct Known<T> {
     pub at: Option<Timestamp>,
     /// Why it could not be read since.
     pub trouble: Option<String>,
+    /// Nobody has looked for a while, and it was not read since.
+    pub is_old: bool,
 }
 
 impl<T> Clone for Known<T> {
@@ -22,6 +24,7 @@ impl<T> Clone for Known<T> {
             value: self.value.clone(),
             at: self.at,
             trouble: self.trouble.clone(),
+            is_old: self.is_old,
         }
     }
 }
@@ -32,6 +35,7 @@ impl<T> Default for Known<T> {
             value: None,
             at: None,
             trouble: None,
+            is_old: false,
         }
     }
 }
@@ -55,25 +59,35 @@ impl<T: PartialEq> Kept<T> {
     /// Keeps what was read. True if pages have to say something else than before.
     pub fn keep(&self, read: Result<T, String>) -> bool {
         let mut changed = false;
-        self.0.send_modify(|known| match read {
-            Ok(value) => {
-                changed = known.trouble.take().is_some()
-                    || known.value.as_deref().is_none_or(|old| *old != value);
-                known.value = Some(Arc::new(value));
-                known.at = Some(Timestamp::now());
-            }
-            Err(trouble) => {
-                changed = known.trouble.as_ref() != Some(&trouble);
-                known.trouble = Some(trouble);
+        self.0.send_modify(|known| {
+            let was_old = std::mem::take(&mut known.is_old);
+            match read {
+                Ok(value) => {
+                    changed = known.trouble.take().is_some()
+                        || was_old
+                        || known.value.as_deref().is_none_or(|old| *old != value);
+                    known.value = Some(Arc::new(value));
+                    known.at = Some(Timestamp::now());
+                }
+                Err(trouble) => {
+                    changed = known.trouble.as_ref() != Some(&trouble);
+                    known.trouble = Some(trouble);
+                }
             }
         });
         changed
     }
 
+    /// What is known is old: a page waits for the next look.
+    pub fn forget_age(&self) {
+        self.0.send_modify(|known| known.is_old = true);
+    }
+
     /// Waits until something was read, or could not be.
     pub async fn first(&self) -> Known<T> {
         let mut watched = self.0.subscribe();
-        let known = watched.wait_for(|known| known.value.is_some() || known.trouble.is_some());
+        let known = watched
+            .wait_for(|known| !known.is_old && (known.value.is_some() || known.trouble.is_some()));
         match known.await {
             Ok(known) => known.clone(),
             // The sender is `self`.

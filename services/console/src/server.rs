@@ -8,8 +8,8 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::{Query, Request, State};
 use axum::http::header::{
-    AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, LOCATION, REFERRER_POLICY,
-    SET_COOKIE, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+    AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, REFERRER_POLICY, SET_COOKIE,
+    X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::middleware::{self, Next};
@@ -32,6 +32,8 @@ const AT_ONCE: usize = 32;
 const STREAMS: usize = 32;
 /// Time limit of a page.
 const ANSWERED: Duration = Duration::from_secs(15);
+/// Time for answers in flight when the console ends.
+const LEAVES: Duration = Duration::from_secs(2);
 /// A sign of life on a stream. Without one a browser says that it has lost the console.
 const ALIVE: Duration = Duration::from_secs(4);
 /// Nothing is loaded from elsewhere, no script stands in a page, and no page stands in another.
@@ -47,6 +49,7 @@ pub struct Shared {
     sessions: Sessions,
     places: Semaphore,
     streams: Arc<Semaphore>,
+    stop: CancellationToken,
 }
 
 /// A console that runs.
@@ -97,17 +100,27 @@ pub async fn start(options: Options, stop: CancellationToken) -> Result<Running,
     let hub = Arc::new(Hub::new(options)?);
     let shared = Arc::new(Shared {
         hub: Arc::clone(&hub),
-        sessions: Sessions::new(addr.port()),
+        sessions: Sessions::new(addr),
         places: Semaphore::new(AT_ONCE),
         streams: Arc::new(Semaphore::new(STREAMS)),
+        stop: stop.clone(),
     });
     let app = router(Arc::clone(&shared));
     let task = tokio::spawn(async move {
         let until = stop.clone().cancelled_owned();
         let served = axum::serve(listener, app).with_graceful_shutdown(until);
-        let (served, ()) = tokio::join!(served, hub.run(stop));
-        if let Err(error) = served {
-            tracing::error!(%error, "the console has ended");
+        // Whoever does not take its answer is not waited for.
+        let at_last = async {
+            stop.cancelled().await;
+            tokio::time::sleep(LEAVES).await;
+        };
+        tokio::select! {
+            (served, ()) = async { tokio::join!(served, hub.run(stop.clone())) } => {
+                if let Err(error) = served {
+                    tracing::error!(%error, "the console has ended");
+                }
+            }
+            () = at_last => {}
         }
     });
     Ok(Running { shared, addr, task })
@@ -122,6 +135,7 @@ fn router(shared: Arc<Shared>) -> Router {
         .route("/batches", get(pages::batches::page))
         .route("/batches/{id}", get(pages::batch::page))
         .route("/batches/{id}/matrix", get(pages::batch::matrix))
+        .route("/log/{tenant}/{id}", post(pages::log::after))
         .route("/sql", get(pages::sql::page))
         .route("/act", get(pages::act::ask).post(pages::act::done))
         .route("/events", get(events))
@@ -166,6 +180,10 @@ async fn named(State(shared): State<Arc<Shared>>, request: Request, next: Next) 
 
 /// Only browsers that have entered.
 async fn cookie(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
+    if Sessions::comes_from_elsewhere(request.headers()) {
+        let words = "another page has asked for this one: open the console's address yourself";
+        return (StatusCode::FORBIDDEN, words).into_response();
+    }
     if !shared.sessions.knows(request.headers()) {
         return (
             StatusCode::UNAUTHORIZED,
@@ -197,25 +215,23 @@ struct Ticket {
     ticket: String,
 }
 
-/// Exchanges a ticket for a cookie.
+/// Exchanges a ticket for a cookie. The answer is a page that leads to the front: with a redirect of an
+/// address that was pressed elsewhere, a browser would not send the new cookie.
 async fn enter(
     State(shared): State<Arc<Shared>>,
     Query(given): Query<Ticket>,
     headers: HeaderMap,
 ) -> Response {
-    let to_the_front = [(LOCATION, HeaderValue::from_static("/"))];
+    let leads_on = || Html(include_str!("../templates/enter.html")).into_response();
     // Somebody opens the printed address again.
     if shared.sessions.knows(&headers) {
-        return (StatusCode::SEE_OTHER, to_the_front).into_response();
+        return leads_on();
     }
     let Some(cookie) = shared.sessions.enter(&given.ticket) else {
-        return (
-            StatusCode::UNAUTHORIZED,
-            Html(include_str!("../templates/stranger.html")),
-        )
-            .into_response();
+        let stranger = Html(include_str!("../templates/stranger.html"));
+        return (StatusCode::UNAUTHORIZED, stranger).into_response();
     };
-    let mut response = (StatusCode::SEE_OTHER, to_the_front).into_response();
+    let mut response = leads_on();
     if let Ok(cookie) = HeaderValue::from_str(&cookie) {
         response.headers_mut().insert(SET_COOKIE, cookie);
     }
@@ -241,9 +257,15 @@ async fn events(State(shared): State<Arc<Shared>>) -> Response {
         return (StatusCode::SERVICE_UNAVAILABLE, words).into_response();
     };
     let news = shared.hub.listen();
-    let state = (news, shared, place);
-    let stream = futures_util::stream::unfold(state, |(mut news, shared, place)| async {
-        let told = match tokio::time::timeout(ALIVE, news.recv()).await {
+    // What has changed since the page was made is not known.
+    let state = (Some(News::All), news, shared, place);
+    let stream = futures_util::stream::unfold(state, |(first, mut news, shared, place)| async {
+        if let Some(first) = first {
+            let event: Result<Event, Infallible> = Ok(Event::default().data(topics(&first)));
+            return Some((event, (None, news, shared, place)));
+        }
+        let heard = tokio::time::timeout(ALIVE, news.recv());
+        let told = match shared.stop.run_until_cancelled(heard).await? {
             Ok(Ok(told)) => topics(&told),
             // Too slow: it reads everything again.
             Ok(Err(RecvError::Lagged(_))) => topics(&News::All),
@@ -252,7 +274,7 @@ async fn events(State(shared): State<Arc<Shared>>) -> Response {
         };
         shared.hub.touch();
         let event: Result<Event, Infallible> = Ok(Event::default().data(told));
-        Some((event, (news, shared, place)))
+        Some((event, (None, news, shared, place)))
     });
     Sse::new(stream)
         .keep_alive(KeepAlive::default())

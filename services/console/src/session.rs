@@ -2,6 +2,7 @@
 //! live in memory: they end with the console.
 
 use std::collections::HashSet;
+use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use axum::http::HeaderMap;
@@ -65,6 +66,8 @@ impl Secrets {
 #[derive(Debug)]
 pub struct Sessions {
     key: Key,
+    /// The address as a browser writes it.
+    name_of_addr: String,
     port: u16,
     tickets: Mutex<Secrets>,
     cookies: Mutex<Secrets>,
@@ -75,12 +78,17 @@ fn lock(of: &Mutex<Secrets>) -> MutexGuard<'_, Secrets> {
 }
 
 impl Sessions {
-    /// None yet. `port`: where the console listens. A cookie of another console on the same machine has
+    /// None yet. `addr`: where the console listens. A cookie of another console on the same machine has
     /// another name.
-    pub fn new(port: u16) -> Self {
+    pub fn new(addr: SocketAddr) -> Self {
+        let name_of_addr = match addr {
+            SocketAddr::V4(addr) => addr.ip().to_string(),
+            SocketAddr::V6(addr) => format!("[{}]", addr.ip()),
+        };
         Self {
             key: Key(secret()),
-            port,
+            name_of_addr,
+            port: addr.port(),
             tickets: Mutex::default(),
             cookies: Mutex::default(),
         }
@@ -130,10 +138,12 @@ impl Sessions {
     /// of its own (DNS rebinding), and cannot make it write.
     pub fn is_named(&self, headers: &HeaderMap) -> bool {
         let own = |host: &str| {
-            let named = host
-                .rsplit_once(':')
-                .and_then(|(name, port)| Some((name, port.parse::<u16>().ok()?)));
-            matches!(named, Some(("127.0.0.1" | "localhost" | "[::1]", port)) if port == self.port)
+            let (name, port) = match host.rsplit_once(':') {
+                Some((name, port)) if !name.is_empty() => (name, port.parse().ok()),
+                _ => (host, Some(80)),
+            };
+            let is_here = self.name_of_addr == name || name == "localhost";
+            is_here && port == Some(self.port)
         };
         let text = |header| {
             headers
@@ -142,6 +152,16 @@ impl Sessions {
         };
         let is_own_origin = |origin: &str| origin.strip_prefix("http://").is_some_and(own);
         text(HOST).is_some_and(own) && text(ORIGIN).is_none_or(is_own_origin)
+    }
+
+    /// Whether a page of another server has made a browser ask. Cookies belong to a host, so a server on
+    /// another port could ask in its visitor's name.
+    pub fn comes_from_elsewhere(headers: &HeaderMap) -> bool {
+        let site = headers.get("sec-fetch-site");
+        matches!(
+            site.and_then(|site| site.to_str().ok()),
+            Some("same-site" | "cross-site")
+        )
     }
 }
 
@@ -158,7 +178,7 @@ mod tests {
 
     #[test]
     fn a_ticket_is_good_once_and_only_its_cookie_enters() {
-        let sessions = Sessions::new(7000);
+        let sessions = Sessions::new(SocketAddr::from(([127, 0, 0, 1], 7000)));
         let ticket = sessions.ticket();
         let cookie = sessions.enter(&ticket).unwrap();
         assert!(
@@ -182,7 +202,7 @@ mod tests {
 
     #[test]
     fn tickets_and_cookies_are_bounded() {
-        let sessions = Sessions::new(7000);
+        let sessions = Sessions::new(SocketAddr::from(([127, 0, 0, 1], 7000)));
         let first = sessions.ticket();
         for _ in 0..MOST {
             sessions.ticket();
@@ -193,7 +213,7 @@ mod tests {
 
     #[test]
     fn requests_of_other_pages_are_not_ours() {
-        let sessions = Sessions::new(7000);
+        let sessions = Sessions::new(SocketAddr::from(([127, 0, 0, 1], 7000)));
         let is = |pairs: &[_]| sessions.is_named(&headers(pairs));
         assert!(is(&[(HOST, "127.0.0.1:7000")]));
         assert!(is(&[

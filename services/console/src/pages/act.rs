@@ -10,14 +10,15 @@ use axum::extract::{Query as Given, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use fiec_broker::api::Operator;
-use fiec_schemas::messages::{ApiReply, BatchRequest, BatchVerb, ExecutionVerb, NodeVerb};
+use fiec_schemas::dependency::Dependency;
+use fiec_schemas::messages::{ApiReply, BatchReply, BatchVerb, ExecutionVerb, NodeVerb};
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::{NodeId, Tenant};
 use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
 
 use super::executions::{self, Choice};
-use super::{Form, Frame, Listed, answer};
+use super::{Form, Frame, Listed, answer, quoted};
 use crate::database::Query;
 use crate::server::Shared;
 use crate::words;
@@ -119,6 +120,38 @@ impl What {
         }
     }
 
+    /// Phases of executions that it concerns.
+    fn phases(self) -> &'static [&'static str] {
+        match self {
+            Self::Cancel | Self::Adjust => {
+                &["pending", "bound", "started", "paused", "held", "verifying"]
+            }
+            Self::Pause | Self::Move => &["pending", "bound", "started"],
+            Self::Resume => &["paused"],
+            Self::Retry => &["failed", "held", "cancelled"],
+            Self::Cordon | Self::Uncordon | Self::Drain | Self::Undrain => &[],
+        }
+    }
+
+    /// What of a choice it concerns.
+    fn of_chosen(self, choice: &Choice) -> Choice {
+        let named: Vec<&str> = choice.phase.split(',').filter(|p| !p.is_empty()).collect();
+        let own = self.phases().iter().copied();
+        let both: Vec<&str> = own
+            .filter(|p| named.is_empty() || named.contains(p))
+            .collect();
+        Choice {
+            // No phase has this name.
+            phase: if both.is_empty() {
+                "none".to_owned()
+            } else {
+                both.join(",")
+            },
+            skip: 0,
+            ..choice.clone()
+        }
+    }
+
     fn of_node(self) -> Option<NodeVerb> {
         match self {
             Self::Cordon => Some(NodeVerb::Cordon),
@@ -149,6 +182,9 @@ pub struct Wish {
     /// For an adjustment.
     #[serde(default)]
     priority: String,
+    /// How many the person has agreed to.
+    #[serde(default)]
+    agreed: String,
     #[serde(flatten)]
     choice: Choice,
 }
@@ -206,15 +242,6 @@ impl Page {
     }
 }
 
-/// A word of a command line.
-fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:/@%+=".contains(c);
-    match !word.is_empty() && word.chars().all(plain) {
-        true => word.to_owned(),
-        false => format!("'{}'", word.replace('\'', "'\\''")),
-    }
-}
-
 impl Wish {
     /// The commands that do the same.
     fn command(&self, target: &Target) -> String {
@@ -226,8 +253,8 @@ impl Wish {
                 name: batch,
                 ..
             } => match self.what {
-                What::Retry => format!("fiec retry --batch {} --tenant {tenant}", quoted(batch)),
-                _ => format!("fiec batch {name} {} --tenant {tenant}", quoted(batch)),
+                What::Retry => format!("fiec retry --batch={} --tenant {tenant}", quoted(batch)),
+                _ => format!("fiec batch {name} --tenant {tenant} -- {}", quoted(batch)),
             },
             Target::Executions { chosen, .. } => {
                 let tenants: std::collections::BTreeSet<&str> =
@@ -236,19 +263,22 @@ impl Wish {
                     let own = chosen.iter().filter(|one| one.tenant == tenant);
                     let ids: Vec<String> = own.map(|one| quoted(one.name())).collect();
                     let each = |id: &String, rest: String| {
-                        format!("fiec {name} {id}{rest} --tenant {tenant}")
+                        format!("fiec {name} --tenant {tenant}{rest} -- {id}")
                     };
                     let lines: Vec<String> = match self.what {
                         What::Move if self.to.is_empty() => ids
                             .iter()
-                            .map(|id| format!("fiec yield {id} --tenant {tenant}"))
+                            .map(|id| format!("fiec yield --tenant {tenant} -- {id}"))
                             .collect(),
                         What::Move => ids
                             .iter()
                             .map(|id| each(id, format!(" --to {}", quoted(&self.to))))
                             .collect(),
                         What::Adjust => {
-                            let to = quoted(&self.priority);
+                            let to = match self.priority.as_str() {
+                                "" => "PRIORITY".to_owned(),
+                                given => quoted(given),
+                            };
                             ids.iter()
                                 .map(|id| each(id, format!(" --priority {to}")))
                                 .collect()
@@ -256,7 +286,10 @@ impl Wish {
                         What::Pause | What::Resume => {
                             ids.iter().map(|id| each(id, String::new())).collect()
                         }
-                        _ => vec![format!("fiec {name} {} --tenant {tenant}", ids.join(" "))],
+                        _ => vec![format!(
+                            "fiec {name} --tenant {tenant} -- {}",
+                            ids.join(" ")
+                        )],
                     };
                     let few: Vec<String> = lines.iter().take(10).cloned().collect();
                     let more = lines.len().saturating_sub(few.len());
@@ -287,6 +320,14 @@ impl Wish {
     }
 }
 
+/// That there is no such thing, or that it cannot be known now.
+fn none(what: &str, frame: &Frame) -> String {
+    match frame.troubles.first() {
+        Some(trouble) => trouble.clone(),
+        None => format!("the history has no such {what}"),
+    }
+}
+
 /// Finds whom a wish is about.
 async fn target(shared: &Shared, wish: &Wish, frame: &mut Frame) -> Result<Target, String> {
     let hub = &shared.hub;
@@ -314,13 +355,18 @@ async fn target(shared: &Shared, wish: &Wish, frame: &mut Frame) -> Result<Targe
         let query = Query::of(ONE).with(wish.execution.as_str());
         let chosen: Vec<Listed> = frame.rows(hub, "The execution", &query).await;
         if chosen.is_empty() {
-            return Err("the history has no such execution".to_owned());
+            return Err(none("execution", frame));
         }
         return Ok(Target::Executions { chosen, all: 1 });
     }
-    let (chosen, all) = executions::chosen(hub, &wish.choice, MOST, frame).await;
+    let choice = wish.what.of_chosen(&wish.choice);
+    let (chosen, all) = executions::chosen(hub, &choice, MOST, frame).await;
     match chosen.is_empty() {
-        true => Err("nothing is chosen".to_owned()),
+        true if frame.troubles.is_empty() => Err(format!(
+            "nothing that is chosen is in a phase to {}",
+            wish.what.name()
+        )),
+        true => Err(frame.troubles.join("\n")),
         false => Ok(Target::Executions { chosen, all }),
     }
 }
@@ -339,7 +385,7 @@ async fn one(operator: &Operator, wish: &Wish, execution: &Listed) -> (String, b
             let priority = wish.priority.trim().parse();
             let change = Adjustment {
                 priority: Some(
-                    priority.map_err(|_| "a priority is a whole number from -1000 to 1000")?,
+                    priority.map_err(|_| "a priority is a whole number from -100 to 100")?,
                 ),
                 ..Adjustment::default()
             };
@@ -379,7 +425,12 @@ async fn in_time(
             format!("{}: not asked for, do it again", execution.name()),
             true,
         ),
-        false => one(operator, wish, execution).await,
+        false => {
+            match tokio::time::timeout_at(until.into(), one(operator, wish, execution)).await {
+                Ok(answered) => answered,
+                Err(_) => (format!("{}: asked, no answer yet", execution.name()), true),
+            }
+        }
     }
 }
 
@@ -389,50 +440,39 @@ async fn batch(
     verb: BatchVerb,
     tenant: &Tenant,
     id: &str,
+    until: Instant,
 ) -> Vec<(String, bool)> {
-    let until = Instant::now() + PATIENCE;
-    let mut request = BatchRequest {
+    let of = Dependency {
         batch: Some(id.to_owned()),
-        array: None,
-        ids: None,
-        who: String::new(),
-        within_ms: Some(2_000),
-        untaken: None,
-        cursor: None,
-        failed: false,
+        ..Dependency::default()
     };
-    let (mut done, mut underway) = (0, 0);
-    loop {
-        let reply = match operator.batch(verb, tenant, &request).await {
-            Ok(reply) => reply,
-            Err(error) => return vec![(error.to_string(), true)],
-        };
-        done += reply.done;
-        underway += reply.underway;
-        if let Some(error) = reply.error {
-            return vec![(error, true)];
-        }
-        let is_complete = reply.left == 0 && reply.unread == 0 && reply.untaken.is_none();
-        if is_complete || Instant::now() > until {
-            let mut said = vec![(
-                format!(
-                    "{done} done, {underway} at their next boundaries, {} were so already",
-                    reply.unconcerned
-                ),
-                false,
-            )];
-            if !is_complete {
-                said.push((format!("{} are left: do it again", reply.left), true));
-            }
-            said.extend(reply.reasons.into_iter().map(|why| (why, true)));
-            return said;
-        }
-        request.cursor = reply.cursor;
-        request.untaken = reply.untaken.map(|untaken| untaken.upto);
+    let goes_on = |_: &BatchReply| Instant::now() < until;
+    let (reply, is_complete) = match operator
+        .all_of_batch(verb, tenant, &of, false, goes_on)
+        .await
+    {
+        Ok(answered) => answered,
+        Err(error) => return vec![(error.to_string(), true)],
+    };
+    let mut said = vec![(
+        format!(
+            "{} done, {} at their next boundaries, {} were so already",
+            reply.done, reply.underway, reply.unconcerned
+        ),
+        false,
+    )];
+    said.extend(reply.error.map(|error| (error, true)));
+    if reply.failed > 0 {
+        said.push((format!("{} could not be asked", reply.failed), true));
     }
+    if !is_complete {
+        said.push((format!("{} are left: do it again", reply.left), true));
+    }
+    said.extend(reply.reasons.into_iter().map(|why| (why, true)));
+    said
 }
 
-async fn act(shared: &Shared, wish: &Wish, target: &Target) -> Vec<(String, bool)> {
+async fn act(shared: &Shared, wish: &Wish, target: &Target, until: Instant) -> Vec<(String, bool)> {
     let Some(operator) = shared.hub.operator() else {
         return vec![("NATS does not answer: nothing was done".to_owned(), true)];
     };
@@ -441,7 +481,10 @@ async fn act(shared: &Shared, wish: &Wish, target: &Target) -> Vec<(String, bool
             let Some(verb) = wish.what.of_node() else {
                 return vec![("that is for executions".to_owned(), true)];
             };
-            let reply = operator.node(verb, node.clone(), None).await;
+            let reply = operator.node(verb, node.clone(), None);
+            let Ok(reply) = tokio::time::timeout_at(until.into(), reply).await else {
+                return vec![(format!("{node}: asked, no answer yet"), true)];
+            };
             vec![match reply {
                 Ok(ApiReply {
                     error: Some(error), ..
@@ -451,11 +494,10 @@ async fn act(shared: &Shared, wish: &Wish, target: &Target) -> Vec<(String, bool
             }]
         }
         Target::Batch { tenant, .. } => match wish.what.of_batch() {
-            Some(verb) => batch(&operator, verb, tenant, &wish.whole_batch).await,
+            Some(verb) => batch(&operator, verb, tenant, &wish.whole_batch, until).await,
             None => vec![("that is for single executions".to_owned(), true)],
         },
         Target::Executions { chosen, .. } => {
-            let until = Instant::now() + PATIENCE;
             let asked: Vec<_> = chosen
                 .iter()
                 .map(|one| in_time(&operator, wish, one, until))
@@ -466,7 +508,9 @@ async fn act(shared: &Shared, wish: &Wish, target: &Target) -> Vec<(String, bool
     }
 }
 
-async fn made(shared: &Shared, wish: Wish, done: bool) -> Result<Page, String> {
+async fn made(shared: &Shared, mut wish: Wish, done: bool) -> Result<Page, String> {
+    let until = Instant::now() + PATIENCE;
+    let back = wish.back();
     let title = format!("{} …", wish.what.name());
     let mut frame = Frame::new(title, "", "");
     let target = target(shared, &wish, &mut frame).await?;
@@ -490,8 +534,28 @@ async fn made(shared: &Shared, wish: Wish, done: bool) -> Result<Page, String> {
     };
     frame.title = format!("{} {affected}", wish.what.name());
     frame.command = wish.command(&target);
-    let answers = match done {
-        true => Some(act(shared, &wish, &target).await),
+    let many = match &target {
+        Target::Executions { chosen, .. } if wish.execution.is_empty() => Some(chosen),
+        _ => None,
+    };
+    if let Some(chosen) = many {
+        // Whoever comes later was not seen by the person who agrees.
+        if wish.choice.before.is_empty() {
+            let newest = chosen.iter().map(|one| one.submitted_at).max();
+            wish.choice.before = newest.map(|at| at.to_string()).unwrap_or_default();
+        }
+        let agreed = wish.agreed.parse::<usize>().ok();
+        wish.agreed = chosen.len().to_string();
+        if done && agreed.is_none_or(|agreed| chosen.len() > agreed) {
+            frame.troubles.push(format!(
+                "meanwhile there are {} where there were {}: look again before you agree",
+                chosen.len(),
+                agreed.unwrap_or(0)
+            ));
+        }
+    }
+    let answers = match done && frame.troubles.is_empty() {
+        true => Some(act(shared, &wish, &target, until).await),
         false => None,
     };
     let (named, more) = match target {
@@ -509,7 +573,7 @@ async fn made(shared: &Shared, wish: Wish, done: bool) -> Result<Page, String> {
         .map(|node| node.name.clone());
     Ok(Page {
         nodes: nodes.collect(),
-        back: wish.back(),
+        back,
         what: wish.what,
         frame,
         wish,
@@ -579,15 +643,15 @@ mod tests {
         };
         assert_eq!(
             both("what=cancel"),
-            "fiec cancel a --tenant t\nfiec cancel b --tenant u"
+            "fiec cancel --tenant t -- a\nfiec cancel --tenant u -- b"
         );
         assert_eq!(
             both("what=move&to=n1"),
-            "fiec move a --to n1 --tenant t\nfiec move b --to n1 --tenant u"
+            "fiec move --tenant t --to n1 -- a\nfiec move --tenant u --to n1 -- b"
         );
         assert_eq!(
             both("what=move"),
-            "fiec yield a --tenant t\nfiec yield b --tenant u"
+            "fiec yield --tenant t -- a\nfiec yield --tenant u -- b"
         );
         let node = Target::Node("n1".parse().unwrap());
         assert_eq!(wish("what=drain&on=n1").command(&node), "fiec drain n1");
@@ -598,7 +662,7 @@ mod tests {
         };
         assert_eq!(
             wish("what=retry").command(&batch),
-            "fiec retry --batch 'it'\\''s' --tenant t"
+            "fiec retry --batch='it'\\''s' --tenant t"
         );
     }
 }

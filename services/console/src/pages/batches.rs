@@ -14,9 +14,9 @@ use crate::server::Shared;
 
 const LIST: &str = "SELECT s.batch, s.name, s.tenant, s.executions, s.pending, s.bound, s.started, s.paused, \
     s.verifying, s.held, s.completed, s.failed, s.cancelled, s.first_submitted_at, s.last_finished_at, s.ended, \
-    extract(epoch FROM s.took)::float8 AS took_s, s.rebindings FROM batch_summary s \
-    JOIN (SELECT id FROM batches ORDER BY first_seen_at DESC LIMIT 50) b ON b.id = s.batch \
-    ORDER BY s.first_submitted_at DESC";
+    extract(epoch FROM s.took)::float8 AS took_s, s.rebindings \
+    FROM (SELECT id FROM batches ORDER BY first_seen_at DESC LIMIT 50) b \
+    CROSS JOIN LATERAL (SELECT * FROM batch_summary o WHERE o.batch = b.id OFFSET 0) s ORDER BY s.first_submitted_at DESC";
 
 /// A batch.
 #[derive(Debug, Serialize, Deserialize)]

@@ -4,14 +4,13 @@ use std::sync::Arc;
 
 use askama::Template;
 use axum::extract::{Path, Query as Given, State};
-use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use fiec_schemas::messages::{ApiReply, ExecutionRequest, ExecutionVerb, Why};
 use fiec_schemas::{ExecutionId, Tenant, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Form, Frame, answer};
+use super::{Form, Frame, answer, missing, quoted};
 use crate::database::Query;
 use crate::hub::Hub;
 use crate::server::Shared;
@@ -28,11 +27,11 @@ const SUMMARY: &str = "SELECT e.execution, e.client_id, e.tenant, e.program, e.p
 const NAMED: &str = "SELECT id AS execution FROM executions WHERE client_id = $1 AND ($2 = '' OR tenant = $2) \
     ORDER BY submitted_at DESC LIMIT 1";
 const PLACEMENTS: &str = "SELECT epoch, node, substrate, cause, bound_at, computing_since, computed_until, \
-    ended_at, end_reason, gap_ms::float8 AS gap_ms, host_joules::float8 AS host_joules \
-    FROM placement_timeline WHERE execution = $1::uuid ORDER BY epoch DESC LIMIT 200";
+    ended_at, end_reason, gap_ms::float8 AS gap_ms, host_joules::float8 AS host_joules, \
+    count(*) OVER () AS in_all FROM placement_timeline WHERE execution = $1::uuid ORDER BY epoch DESC LIMIT 200";
 const MOVES: &str = "SELECT r.epoch, r.at, r.from_node, r.to_node, r.cause, r.why, r.signal, r.device, \
     r.value::float8 AS value, r.high, r.low, extract(epoch FROM r.pressed_for)::float8 AS pressed_s, r.boundary, \
-    r.state_bytes, r.gap_ms::float8 AS gap_ms, r.vector, \
+    r.state_bytes, r.gap_ms::float8 AS gap_ms, r.vector, count(*) OVER () AS in_all, \
     (SELECT fiec_candidates_in_words(d.candidates, d.omitted) FROM decisions d \
      WHERE d.execution = r.execution AND d.epoch = r.epoch ORDER BY d.ordinal DESC LIMIT 1) AS candidates \
     FROM rebinding_history r WHERE r.execution = $1::uuid ORDER BY r.epoch DESC LIMIT 100";
@@ -47,13 +46,15 @@ const SERIES: &str = "SELECT name, boundary, value, lowest, highest, node FROM (
     WHERE n % (points / 1500 + 1) = 0 OR n = points ORDER BY name, boundary";
 const EVENTS: &str = "SELECT at, kind, node, detail FROM execution_events WHERE execution = $1::uuid \
     AND kind <> 'noted' ORDER BY ordinal DESC LIMIT 60";
-const OUTPUTS: &str = "SELECT name, bytes, boundary, at FROM whole_outputs WHERE whole = $1::uuid \
+/// Its own, and those of its parts where it was split.
+const OUTPUTS: &str = "SELECT *, count(*) OVER () AS in_all FROM (\
+    SELECT name, bytes, boundary, at FROM whole_outputs WHERE whole = $1::uuid \
     UNION ALL SELECT o ->> 'name', (o ->> 'bytes')::bigint, b.index, b.committed_at FROM boundaries b \
     CROSS JOIN LATERAL jsonb_array_elements(b.outputs) o WHERE b.execution = $1::uuid AND b.withdrawn_at IS NULL \
-    AND NOT EXISTS (SELECT FROM spread_splits s WHERE s.holder = $1::uuid) \
+    AND NOT EXISTS (SELECT FROM spread_members s WHERE s.whole = $1::uuid) \
     UNION ALL SELECT o ->> 'name', (o ->> 'bytes')::bigint, e.capsules, e.finished_at FROM executions e \
     CROSS JOIN LATERAL jsonb_array_elements(e.outputs) o WHERE e.id = $1::uuid \
-    AND NOT EXISTS (SELECT FROM spread_splits s WHERE s.holder = $1::uuid) ORDER BY at LIMIT 200";
+    AND NOT EXISTS (SELECT FROM spread_members s WHERE s.whole = $1::uuid)) o ORDER BY at DESC LIMIT 200";
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Found {
@@ -107,6 +108,7 @@ struct Placement {
     end_reason: Option<String>,
     gap_ms: Option<f64>,
     host_joules: Option<f64>,
+    in_all: i64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -128,6 +130,7 @@ struct Move {
     gap_ms: Option<f64>,
     vector: Option<Value>,
     candidates: Option<String>,
+    in_all: i64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -161,6 +164,7 @@ struct Output {
     bytes: Option<i64>,
     boundary: Option<i64>,
     at: Option<Timestamp>,
+    in_all: i64,
 }
 
 /// A bar of the timeline.
@@ -219,6 +223,24 @@ impl Page {
         Some((self.summary.boundary.saturating_mul(100) / all).clamp(0, 100))
     }
 
+    fn placements_cut(&self) -> String {
+        cut(
+            self.placements.len(),
+            self.placements.first().map(|one| one.in_all),
+        )
+    }
+
+    fn moves_cut(&self) -> String {
+        cut(self.moves.len(), self.moves.first().map(|one| one.in_all))
+    }
+
+    fn outputs_cut(&self) -> String {
+        cut(
+            self.outputs.len(),
+            self.outputs.first().map(|one| one.in_all),
+        )
+    }
+
     /// What can be asked for in its phase.
     fn actions(&self) -> &'static [&'static str] {
         match self.summary.phase.as_str() {
@@ -239,6 +261,16 @@ impl Page {
 
     fn result(&self) -> String {
         self.summary.result.as_ref().map(pretty).unwrap_or_default()
+    }
+}
+
+/// That a list is only the end of a longer one; empty for a whole one.
+fn cut(shown: usize, in_all: Option<i64>) -> String {
+    match in_all {
+        Some(all) if i64::try_from(shown).is_ok_and(|shown| shown < all) => {
+            format!("The last {shown} of {}.", words::count(&all))
+        }
+        _ => String::new(),
     }
 }
 
@@ -372,23 +404,22 @@ pub async fn page(
             let found: Vec<Found> = frame.rows(hub, "Its id", &named).await;
             match found.into_iter().next() {
                 Some(found) => found.execution,
-                None => return missing(&id, &frame),
+                None => return missing(&format!("the history has no execution {id}"), &frame),
             }
         }
     };
     let with = |sql| Query::of(sql).with(&*id);
     let summary: Vec<Summary> = frame.rows(hub, "The execution", &with(SUMMARY)).await;
     let Some(summary) = summary.into_iter().next() else {
-        return missing(&id, &frame);
+        return missing(&format!("the history has no execution {id}"), &frame);
     };
     let name = summary.client_id.clone().unwrap_or_else(|| id.clone());
     frame.title = name.clone();
     frame.topics = format!("execution:{id}");
-    frame.command = format!(
-        "fiec history {name} --tenant {} && fiec why {name}",
-        summary.tenant
-    );
-    let placements = frame.rows(hub, "Placements", &with(PLACEMENTS)).await;
+    let (word, tenant) = (quoted(&name), &summary.tenant);
+    frame.command =
+        format!("fiec history --tenant {tenant} -- {word} && fiec why --tenant {tenant} -- {word}");
+    let placements: Vec<Placement> = frame.rows(hub, "Placements", &with(PLACEMENTS)).await;
     let moves: Vec<Move> = frame.rows(hub, "Moves", &with(MOVES)).await;
     let boundaries: Vec<Boundary> = frame.rows(hub, "Boundaries", &with(BOUNDARIES)).await;
     let points: Vec<Point> = frame.rows(hub, "Numbers", &with(SERIES)).await;
@@ -406,7 +437,11 @@ pub async fn page(
             }
         },
     };
-    let from = summary.submitted_at;
+    // Of a long life only the last placements are drawn.
+    let first = placements.last().filter(|first| first.epoch > 1);
+    let from = first
+        .and_then(|first| first.bound_at)
+        .unwrap_or(summary.submitted_at);
     let until = summary.finished_at.unwrap_or_else(Timestamp::now);
     let page = Page {
         lanes: lanes(&placements, from, until),
@@ -422,12 +457,4 @@ pub async fn page(
         outputs,
     };
     answer(&page, &form)
-}
-
-fn missing(id: &str, frame: &Frame) -> Response {
-    let mut words = format!("the history has no execution {id}");
-    for trouble in &frame.troubles {
-        words.push_str(&format!("\n{trouble}"));
-    }
-    (StatusCode::NOT_FOUND, words).into_response()
 }

@@ -7,29 +7,40 @@ use axum::extract::{Query as Given, State};
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 
-use super::{Form, Frame, Listed, answer};
+use super::{Form, Frame, Listed, answer, quoted};
 use crate::database::Query;
 use crate::hub::Hub;
 use crate::server::Shared;
 
+/// Rows before the last page that can be reached.
+const DEEPEST: i64 = 10_000_000;
 /// Rows of a page.
 const ROWS: i64 = 100;
 
-/// Every condition is left out where its value is empty.
-const LIST: &str = "SELECT execution, client_id, tenant, program, phase, node, boundary, \
-    boundaries_in_all, progress, submitted_at, finished_at, rebindings, failure \
-    FROM execution_summary WHERE ($1 = '' OR phase = ANY(string_to_array($1, ','))) \
-    AND ($2 = '' OR node = $2) AND ($3 = '' OR batch = nullif($3, '')::uuid) \
-    AND ($4 = '' OR client_id ILIKE '%' || $4 || '%' OR program ILIKE $4 || '%' OR execution::text = $4) \
-    AND ($5 = '' OR batch_line >= nullif($5, '')::integer) \
-    AND ($6 = '' OR batch_line <= nullif($6, '')::integer) \
-    ORDER BY submitted_at DESC, batch_line LIMIT $8::bigint OFFSET $7::bigint";
-const COUNT: &str = "SELECT count(*) AS n FROM execution_summary \
-    WHERE ($1 = '' OR phase = ANY(string_to_array($1, ','))) \
-    AND ($2 = '' OR node = $2) AND ($3 = '' OR batch = nullif($3, '')::uuid) \
-    AND ($4 = '' OR client_id ILIKE '%' || $4 || '%' OR program ILIKE $4 || '%' OR execution::text = $4) \
-    AND ($5 = '' OR batch_line >= nullif($5, '')::integer) \
-    AND ($6 = '' OR batch_line <= nullif($6, '')::integer)";
+/// Every condition is left out where its value is empty. Members of a batch are numbered from 1, as its
+/// matrix has them.
+macro_rules! chosen {
+    ($columns:literal, $end:literal) => {
+        concat!(
+            "SELECT ", $columns, " FROM execution_summary \
+             WHERE ($1 = '' OR phase = ANY(string_to_array($1, ','))) \
+             AND ($2 = '' OR node = $2) AND ($3 = '' OR batch = nullif($3, '')::uuid) \
+             AND ($4 = '' OR position(lower($4) IN lower(client_id)) > 0 \
+             OR starts_with(lower(program), lower($4)) OR execution::text = lower($4)) \
+             AND ($5 || $6 = '' OR execution IN (SELECT id FROM (SELECT id, \
+             row_number() OVER (ORDER BY submitted_at, batch_line, client_id, id) AS n \
+             FROM executions WHERE batch_id = nullif($3, '')::uuid) m \
+             WHERE n BETWEEN coalesce(nullif($5, '')::bigint, 1) AND coalesce(nullif($6, '')::bigint, n))) \
+             AND ($7 = '' OR submitted_at <= nullif($7, '')::timestamptz)", $end
+        )
+    };
+}
+const LIST: &str = chosen!(
+    "execution, client_id, tenant, program, phase, node, boundary, boundaries_in_all, progress, \
+     submitted_at, finished_at, rebindings, failure",
+    " ORDER BY submitted_at DESC, batch_line DESC, client_id DESC, execution LIMIT $9::bigint OFFSET $8::bigint"
+);
+const COUNT: &str = chosen!("count(*) AS n", "");
 
 /// What is chosen.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
@@ -46,12 +57,15 @@ pub struct Choice {
     /// Part of a client's id, the beginning of a program, or an id.
     #[serde(default)]
     pub q: String,
-    /// First line of the batch.
+    /// First member of the batch.
     #[serde(default)]
     pub from: String,
-    /// Last line of the batch.
+    /// Last member of the batch.
     #[serde(default)]
     pub to_line: String,
+    /// Submitted no later.
+    #[serde(default)]
+    pub before: String,
     /// Rows before the page.
     #[serde(default, deserialize_with = "number")]
     pub skip: i64,
@@ -60,7 +74,7 @@ pub struct Choice {
 /// A number in an address; 0 if it is none.
 fn number<'de, D: serde::Deserializer<'de>>(from: D) -> Result<i64, D::Error> {
     let text = String::deserialize(from)?;
-    Ok(text.parse().unwrap_or(0))
+    Ok(text.parse().unwrap_or(0).clamp(0, DEEPEST))
 }
 
 impl Choice {
@@ -74,6 +88,7 @@ impl Choice {
             ("q", &self.q),
             ("from", &self.from),
             ("to_line", &self.to_line),
+            ("before", &self.before),
             ("skip", &skip),
         ];
         let some = pairs.iter().filter(|(name, value)| match *name {
@@ -84,15 +99,29 @@ impl Choice {
         format!("/executions?{}", text.collect::<Vec<_>>().join("&"))
     }
 
+    /// The command that lists about the same.
+    fn command(&self) -> String {
+        let mut words = vec!["fiec ls --all".to_owned()];
+        let phases = self.phase.split(',').filter(|phase| !phase.is_empty());
+        words.extend(phases.map(|phase| format!("--phase {}", quoted(phase))));
+        for (option, value) in [("--node", &self.node), ("--batch", &self.batch)] {
+            words.extend((!value.is_empty()).then(|| format!("{option} {}", quoted(value))));
+        }
+        words.join(" ")
+    }
+
     fn query(&self, sql: &'static str) -> Query {
-        let values = [
-            &self.phase,
-            &self.node,
-            &self.batch,
-            &self.q,
-            &self.from,
-            &self.to_line,
-        ];
+        let Self {
+            phase,
+            node,
+            batch,
+            q,
+            from,
+            to_line,
+            before,
+            ..
+        } = self;
+        let values = [phase, node, batch, q, from, to_line, before];
         values
             .into_iter()
             .fold(Query::of(sql), |query, value| query.with(value.as_str()))
@@ -106,9 +135,7 @@ pub async fn chosen(
     most: i64,
     frame: &mut Frame,
 ) -> (Vec<Listed>, i64) {
-    let list = choice
-        .query(LIST)
-        .with(choice.skip.clamp(0, 10_000_000).to_string());
+    let list = choice.query(LIST).with(choice.skip.to_string());
     let rows = frame
         .rows(hub, "Executions", &list.with(most.to_string()))
         .await;
@@ -187,10 +214,7 @@ pub async fn page(
     Given(form): Given<Form>,
 ) -> Response {
     let mut frame = Frame::new("Executions", "executions", "executions overview");
-    frame.command = match choice.phase.as_str() {
-        "" => "fiec ls --all".to_owned(),
-        phase => format!("fiec ls --all | grep -w {}", phase.replace(',', " -e ")),
-    };
+    frame.command = choice.command();
     let (rows, all) = chosen(&shared.hub, &choice, ROWS, &mut frame).await;
     answer(
         &Page {

@@ -6,6 +6,7 @@ pub mod batch;
 pub mod batches;
 pub mod execution;
 pub mod executions;
+pub mod log;
 pub mod nodes;
 pub mod overview;
 pub mod sql;
@@ -73,6 +74,11 @@ impl Frame {
                 None => format!("{what}: nothing is known. {trouble}"),
             };
             self.troubles.push(since);
+        } else if known.is_old
+            && let Some(at) = known.at
+        {
+            self.troubles
+                .push(format!("{what}: as of {} ago", words::ago(&Some(at))));
         }
     }
 
@@ -111,6 +117,23 @@ pub fn answer<T: Template + Serialize>(page: &T, form: &Form) -> Response {
             tracing::error!(%error, "a page cannot be made");
             (StatusCode::INTERNAL_SERVER_ERROR, "the page cannot be made").into_response()
         }
+    }
+}
+
+/// Answers that there is no such thing, or that it cannot be known now.
+pub fn missing(what: &str, frame: &Frame) -> Response {
+    match frame.troubles.is_empty() {
+        true => (StatusCode::NOT_FOUND, what.to_owned()).into_response(),
+        false => (StatusCode::SERVICE_UNAVAILABLE, frame.troubles.join("\n")).into_response(),
+    }
+}
+
+/// A word of a command line that a person copies.
+pub fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:/@%+=".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
     }
 }
 

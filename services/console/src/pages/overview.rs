@@ -27,29 +27,29 @@ const MOVES: &str = "SELECT h AS hour, count(r.at) AS moves, count(*) FILTER (WH
     LEFT JOIN rebindings r ON r.at >= h AND r.at < h + interval '1 hour' GROUP BY h ORDER BY h";
 const LAST_MOVES: &str = "SELECT execution, client_id, from_node, to_node, why, at, gap_ms::float8 AS gap_ms \
     FROM rebinding_history ORDER BY at DESC LIMIT 12";
-const WAITING: &str = "SELECT p.execution, p.client_id, p.why, \
-    extract(epoch FROM p.waiting)::float8 AS waiting_s FROM why_pending p \
-    JOIN executions e ON e.id = p.execution ORDER BY e.submitted_at LIMIT 8";
+/// Those that have waited longest are looked up one by one: the view of all is large.
+const WAITING: &str = "SELECT p.execution, p.client_id, p.why, o.since FROM (\
+    SELECT id, greatest(submitted_at, bound_at, yielded_at) AS since FROM executions \
+    WHERE finished_at IS NULL AND phase IN ('pending', 'bound') ORDER BY submitted_at LIMIT 8) o \
+    CROSS JOIN LATERAL (SELECT * FROM why_pending w WHERE w.execution = o.id OFFSET 0) p ORDER BY o.since";
 /// Work that the loss of a node would take, requests that nobody has carried out, bindings that nobody
 /// has started, what is held, and what failed: one row for each reason, with the last that failed for it.
-const ATTENTION: &str = "SELECT * FROM (\
-    SELECT 'uncommitted' AS kind, e.execution, e.client_id, e.node, \
-        extract(epoch FROM e.uncommitted)::float8 AS for_s, NULL AS detail \
-    FROM execution_summary e WHERE e.phase = 'started' AND e.uncommitted > interval '2 minutes' \
+const ATTENTION: &str = "SELECT *, count(*) OVER () AS in_all FROM (\
+    SELECT 'uncommitted' AS kind, id AS execution, client_id, node, \
+        greatest(computed_until, bound_at) AS since, NULL AS detail \
+    FROM executions WHERE finished_at IS NULL AND phase = 'started' \
+        AND greatest(computed_until, bound_at) < now() - interval '2 minutes' \
     UNION ALL SELECT 'requested', id, client_id, node, NULL, requested || ' requested by ' || coalesce(requested_by, 'somebody') \
     FROM executions WHERE requested IS NOT NULL AND finished_at IS NULL AND phase <> 'paused' \
-    UNION ALL SELECT 'not started', id, client_id, node, extract(epoch FROM now() - bound_at)::float8, NULL \
+    UNION ALL SELECT 'not started', id, client_id, node, bound_at, NULL \
     FROM executions WHERE finished_at IS NULL AND phase = 'bound' AND bound_at < now() - interval '15 seconds' \
     UNION ALL SELECT 'held', id, client_id, node, NULL, failure FROM executions \
     WHERE finished_at IS NULL AND phase = 'held' \
     UNION ALL SELECT 'failed', (array_agg(id ORDER BY finished_at DESC))[1], \
-        (array_agg(client_id ORDER BY finished_at DESC))[1], NULL, \
-        extract(epoch FROM now() - max(finished_at))::float8, \
+        (array_agg(client_id ORDER BY finished_at DESC))[1], NULL, max(finished_at), \
         CASE WHEN count(*) > 1 THEN 'and ' || count(*) - 1 || ' more: ' ELSE '' END || coalesce(failure, 'no reason is recorded') \
     FROM executions WHERE phase = 'failed' AND finished_at > now() - interval '24 hours' GROUP BY failure\
-    ) a ORDER BY kind = 'failed', kind <> 'held', for_s DESC NULLS LAST";
-/// Rows of the attention list that are shown; all are counted.
-const SHOWN: usize = 12;
+    ) a ORDER BY kind = 'failed', kind <> 'held', since NULLS LAST LIMIT 12";
 
 /// The counts, and what needs a person.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -124,8 +124,8 @@ pub struct Waits {
     pub client_id: Option<String>,
     /// For what.
     pub why: String,
-    /// For how long, in seconds.
-    pub waiting_s: Option<f64>,
+    /// Since when.
+    pub since: Option<Timestamp>,
 }
 
 /// Something that needs a person.
@@ -139,15 +139,20 @@ pub struct Attention {
     pub client_id: Option<String>,
     /// Where.
     pub node: Option<String>,
-    /// For how long, in seconds.
-    pub for_s: Option<f64>,
+    /// Since when.
+    pub since: Option<Timestamp>,
     /// More about it.
     pub detail: Option<String>,
+    /// How many there are of all kinds.
+    pub in_all: i64,
 }
 
 impl Attention {
     fn in_words(&self) -> String {
-        let span = self.for_s.as_ref().map(words::span).unwrap_or_default();
+        let span = self
+            .since
+            .map(|since| words::ago(&Some(since)))
+            .unwrap_or_default();
         let node = self.node.as_deref().unwrap_or("its node");
         let detail = self.detail.as_deref().unwrap_or_default();
         match self.kind.as_str() {
@@ -166,14 +171,13 @@ impl Attention {
 /// # Errors
 /// Why that is impossible, for a person.
 pub async fn read(database: &Database) -> Result<Overview, String> {
-    let (phases, ends, moves, last_moves, waiting, attention) = tokio::try_join!(
-        async { database.rows::<PhaseCount>(&Query::of(PHASES)).await },
-        async { database.rows(&Query::of(ENDS)).await },
-        async { database.rows(&Query::of(MOVES)).await },
-        async { database.rows(&Query::of(LAST_MOVES)).await },
-        async { database.rows(&Query::of(WAITING)).await },
-        async { database.rows(&Query::of(ATTENTION)).await },
-    )?;
+    // One after the other: pages need the other connections.
+    let phases = database.rows::<PhaseCount>(&Query::of(PHASES)).await?;
+    let ends = database.rows(&Query::of(ENDS)).await?;
+    let moves = database.rows(&Query::of(MOVES)).await?;
+    let last_moves = database.rows(&Query::of(LAST_MOVES)).await?;
+    let waiting = database.rows(&Query::of(WAITING)).await?;
+    let attention = database.rows(&Query::of(ATTENTION)).await?;
     let phases = phases.into_iter().map(|row| (row.phase, row.executions));
     Ok(Overview {
         phases: phases.collect(),
@@ -218,13 +222,14 @@ struct Page {
 
 impl Page {
     fn attention(&self) -> &[Attention] {
-        let all = self.overview.as_ref().map_or(&[][..], |o| &o.attention);
-        all.get(..SHOWN).unwrap_or(all)
+        self.overview.as_ref().map_or(&[][..], |o| &o.attention)
     }
 
-    fn more_attention(&self) -> usize {
-        let all = self.overview.as_ref().map_or(0, |o| o.attention.len());
-        all.saturating_sub(SHOWN)
+    /// Rows of the attention list that are not shown.
+    fn more_attention(&self) -> i64 {
+        let shown = self.attention();
+        let all = shown.first().map_or(0, |one| one.in_all);
+        all - i64::try_from(shown.len()).unwrap_or(0)
     }
 }
 

@@ -7,21 +7,17 @@ use std::time::{Duration, Instant};
 use clap::{Args, Subcommand};
 use fiec_broker::Broker;
 use fiec_schemas::dependency::Dependency;
-use fiec_schemas::messages::{BatchReply, BatchRequest, BatchVerb, Member};
+use fiec_schemas::messages::{BatchReply, BatchVerb, Member};
 use fiec_schemas::{PhaseKind, Tenant};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::group;
 use crate::client;
-use crate::context::{Global, TenantArg, who};
+use crate::context::{Global, TenantArg};
 use crate::exit::Outcome;
 
-/// Time limit of one answer in ms, short enough to show progress.
-const WITHIN_MS: u64 = 1_000;
 /// Interval of progress lines if there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(2);
-/// After this many answers without progress, the command gives up.
-const IN_VAIN: u32 = 20;
 
 /// Show, cancel, pause or resume a whole batch
 #[derive(Debug, Args)]
@@ -112,49 +108,13 @@ pub async fn drive(
     about: About<'_>,
     mut show: impl FnMut(&BatchReply),
 ) -> anyhow::Result<(BatchReply, bool)> {
-    let About {
-        verb,
-        tenant,
-        of,
-        failed,
-    } = about;
-    let (mut done, mut underway, mut in_vain) = (0, 0, 0);
-    let (mut oldest, mut untaken, mut cursor) = (None, None, None);
-    loop {
-        let request = BatchRequest {
-            batch: of.batch.clone(),
-            array: of.array.clone(),
-            ids: of.id.clone(),
-            who: who(),
-            within_ms: Some(WITHIN_MS),
-            untaken,
-            cursor,
-            failed,
-        };
-        let mut reply = client::me(broker).batch(verb, tenant, &request).await?;
-        let waits = reply.untaken.filter(|_| verb != BatchVerb::Status);
-        let advanced = reply.done > 0 || reply.underway > underway;
-        let moved = advanced || reply.cursor.is_some() || waits.map(|u| u.oldest) != oldest;
-        in_vain = if moved { 0 } else { in_vain + 1 };
-        done += reply.done;
-        underway = reply.underway;
-        reply.done = done;
-        // Another service counts executions that this command changed as unconcerned. Subtract
-        // them.
-        let members: u32 = reply.phases.values().sum();
-        let others = members.saturating_sub(done + reply.underway + reply.left + reply.failed);
-        reply.unconcerned = reply.unconcerned.min(others);
-        show(&reply);
-        cursor = reply.cursor.take();
-        oldest = waits.map(|u| u.oldest);
-        let ended = cursor.is_none();
-        untaken = waits.filter(|_| ended && reply.left == 0).map(|u| u.upto);
-        let on = !ended || reply.left > 0 || waits.is_some();
-        let refused = reply.error.is_some() && waits.is_none();
-        if !on || refused || in_vain >= IN_VAIN {
-            return Ok((reply, !on));
-        }
-    }
+    let me = client::me(broker);
+    let show = |reply: &BatchReply| {
+        show(reply);
+        true
+    };
+    let done = me.all_of_batch(about.verb, about.tenant, about.of, about.failed, show);
+    Ok(done.await?)
 }
 
 /// Progress of a request: a bar on a terminal, otherwise a line from time to time.

@@ -1,13 +1,12 @@
 //! `fiec logs ID [-f]`: the output of an execution's program, from all nodes where it ran.
 
-mod feed;
-mod shown;
 mod tail;
 
 use std::io::{IsTerminal as _, Write};
 
 use clap::Args;
 use fiec_broker::Broker;
+use fiec_broker::logs::{Feed, Shown};
 use fiec_schemas::messages::ExecutionVerb;
 use fiec_schemas::subjects;
 
@@ -15,8 +14,6 @@ use crate::client;
 use crate::context::{Global, TenantArg};
 use crate::exit::Outcome;
 use crate::terminal::safe;
-use feed::Feed;
-use shown::Shown;
 use tail::Tail;
 
 /// Options of `fiec logs`.
@@ -95,7 +92,7 @@ pub async fn run(args: LogsArgs, global: &Global) -> anyhow::Result<Outcome> {
                     tracing::debug!(%error, "the end of the log is not known yet");
                     end
                 }
-                Err(error) => return Err(error),
+                Err(error) => return Err(error.into()),
             };
         }
     }

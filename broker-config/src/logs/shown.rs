@@ -7,6 +7,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use fiec_schemas::messages::{LogLine, LogStream};
 use fiec_schemas::{Epoch, NodeId};
+use serde::{Deserialize, Serialize};
 
 /// A stream of one binding.
 type Source = (NodeId, Epoch, LogStream);
@@ -52,7 +53,47 @@ fn readable(bytes: &[u8]) -> String {
     text
 }
 
+/// Where a reader stands in one stream, to go on there later.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// The node.
+    pub node: NodeId,
+    /// The binding.
+    pub epoch: Epoch,
+    /// The stream.
+    pub stream: LogStream,
+    /// Bytes that the program has written so far.
+    pub bytes: u64,
+}
+
 impl Shown {
+    /// Goes on where another reader has stopped.
+    pub fn at(places: Vec<Place>) -> Self {
+        let seen = places.into_iter().map(|place| {
+            let seen = Seen {
+                bytes: place.bytes,
+                last: Vec::new(),
+            };
+            ((place.node, place.epoch, place.stream), seen)
+        });
+        Self {
+            seen: seen.collect(),
+            open: None,
+        }
+    }
+
+    /// Where it stands.
+    pub fn places(&self) -> Vec<Place> {
+        let seen = self.seen.iter();
+        let place = seen.map(|((node, epoch, stream), seen)| Place {
+            node: node.clone(),
+            epoch: *epoch,
+            stream: *stream,
+            bytes: seen.bytes,
+        });
+        place.collect()
+    }
+
     /// Takes a message. Returns none for one that was published twice.
     pub fn take(&mut self, payload: &[u8]) -> Option<serde_json::Result<Text>> {
         let line: LogLine = match serde_json::from_slice(payload) {

@@ -1,0 +1,48 @@
+// The curves of a batch's members over one another, coloured by a parameter from low to high.
+const figure = document.getElementById("members");
+let plot = null, drawn = null;
+
+// From dark blue to yellow, and told apart without colours by its lightness.
+function colour(share) {
+  const stops = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
+  const at = Math.min(share, 0.9999) * (stops.length - 1), n = Math.floor(at), part = at - n;
+  const mix = stops[n].map((c, k) => Math.round(c + (stops[n + 1][k] - c) * part));
+  return `rgb(${mix.join(" ")})`;
+}
+
+function draw() {
+  const text = figure.dataset.members;
+  if (text === drawn) return;
+  drawn = text;
+  plot?.destroy();
+  figure.querySelector(".scale")?.remove();
+  const members = JSON.parse(text).filter((m) => m.points);
+  if (members.length === 0) return;
+  const values = members.map((m) => m.by).filter((v) => typeof v === "number");
+  const low = Math.min(...values), high = Math.max(...values), span = high - low || 1;
+  const share = (m) => (typeof m.by === "number" ? (m.by - low) / span : 0.5);
+  const data = uPlot.join(members.map((m) => [m.points.map((p) => p[0]), m.points.map((p) => p[1])]));
+  const all = members.flatMap((m) => m.points.map((p) => p[1])).filter((v) => v !== null);
+  const least = Math.min(...all), most = Math.max(...all);
+  const style = getComputedStyle(document.body), ink = style.getPropertyValue("--quiet"), grid = style.getPropertyValue("--line");
+  const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid } };
+  const series = members.map((m) => ({ label: m.name, stroke: colour(share(m)), width: 1, spanGaps: true, points: { show: false } }));
+  plot = new uPlot({
+    width: figure.clientWidth - 16, height: 300, legend: { show: false },
+    scales: { x: { time: false }, y: { distr: least > 0 && most / least > 500 ? 3 : 1 } },
+    axes: [axis, { ...axis, size: 60 }], series: [{ label: "boundary" }, ...series],
+  }, data, figure);
+  if (values.length) {
+    const scale = document.createElement("p"), bar = document.createElement("i");
+    scale.className = "scale";
+    bar.style.background = `linear-gradient(90deg, ${[0, 0.25, 0.5, 0.75, 1].map(colour).join(",")})`;
+    scale.append(`${figure.dataset.by} ${low}`, bar, String(high));
+    figure.append(scale);
+  }
+}
+
+if (figure) {
+  draw();
+  document.addEventListener("fiec:fresh", draw);
+  addEventListener("resize", () => plot?.setSize({ width: figure.clientWidth - 16, height: 300 }));
+}
