@@ -17,6 +17,7 @@ CREATE TABLE series_points (
 -- --keep-days after the end of their execution, until few are left.
 CREATE TABLE series_thinning (
     one   boolean PRIMARY KEY DEFAULT true CHECK (one),
-    until timestamptz NOT NULL DEFAULT '-infinity' -- done for executions that ended before
+    until timestamptz NOT NULL DEFAULT now() -- done for executions that ended before; those from
+                                             -- before this table have no points
 );
 INSERT INTO series_thinning DEFAULT VALUES;

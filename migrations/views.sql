@@ -594,7 +594,7 @@ SELECT p.execution,
        (array_agg(p.mean ORDER BY p.boundary DESC))[1]  AS last,
        min(p.lowest)                                    AS lowest,
        max(nullif(p.highest, 'NaN'))                    AS highest,
-       sum(p.reports)::bigint                           AS reports
+       least(sum(p.reports), 9223372036854775807)::bigint AS reports
 FROM series_points p
 GROUP BY p.execution, p.name;
 

@@ -8,8 +8,10 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use fantoccini::wd::WebDriverCompatibleCommand;
+use fantoccini::{Client, ClientBuilder, Locator};
+use hyper_util::client::legacy::connect::HttpConnector;
 use serde_json::{Value, json};
-use thirtyfour::prelude::*;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 use crate::stage::{Lab, PATIENCE};
@@ -53,7 +55,7 @@ impl Console {
 
 /// A browser with a profile of its own.
 pub struct Browser {
-    driver: Option<WebDriver>,
+    driver: Option<Client>,
     process: Child,
     _profile: tempfile::TempDir,
 }
@@ -91,25 +93,29 @@ impl Browser {
             .process_group(0)
             .spawn()
             .unwrap();
-        let mut capabilities = DesiredCapabilities::chrome();
-        capabilities.set_binary(chromium.to_str().unwrap()).unwrap();
-        for word in [
-            "--headless=new",
-            // The tests run as root in a container, where Chromium cannot make its own walls.
-            "--no-sandbox",
-            "--disable-dev-shm-usage",
-            "--disable-gpu",
-            "--force-device-scale-factor=1",
-            "--hide-scrollbars",
-        ] {
-            capabilities.add_arg(word).unwrap();
-        }
-        let data = format!("--user-data-dir={}", profile.path().display());
-        capabilities.add_arg(&data).unwrap();
+        let options = json!({
+            "binary": chromium,
+            "args": [
+                "--headless=new",
+                // The tests run as root in a container, where Chromium cannot make its own walls.
+                "--no-sandbox",
+                "--disable-dev-shm-usage",
+                "--disable-gpu",
+                "--force-device-scale-factor=1",
+                "--hide-scrollbars",
+                format!("--user-data-dir={}", profile.path().display()),
+            ],
+        });
+        let mut builder = ClientBuilder::new(HttpConnector::new());
+        builder.capabilities(
+            [("goog:chromeOptions".to_owned(), options)]
+                .into_iter()
+                .collect(),
+        );
         let address = format!("http://127.0.0.1:{port}");
         let until = Instant::now() + PATIENCE;
         let driver = loop {
-            match WebDriver::new(&address, capabilities.clone()).await {
+            match builder.connect(&address).await {
                 Ok(driver) => break driver,
                 Err(error) if Instant::now() > until => panic!("no browser: {error}"),
                 Err(_) => tokio::time::sleep(Duration::from_millis(200)).await,
@@ -125,13 +131,13 @@ impl Browser {
     }
 
     /// To find elements and press them.
-    pub fn driver(&self) -> &WebDriver {
+    pub fn driver(&self) -> &Client {
         self.driver.as_ref().unwrap()
     }
 
     /// Ends it.
     pub async fn end(mut self) {
-        self.driver.take().unwrap().quit().await.unwrap();
+        self.driver.take().unwrap().close().await.unwrap();
     }
 
     /// The size of the page in pixels.
@@ -149,9 +155,9 @@ impl Browser {
         self.devtools("Emulation.setEmulatedMedia", features).await;
     }
 
-    async fn devtools(&self, command: &str, params: Value) -> Value {
-        let cdp = self.driver().cdp();
-        cdp.send_raw(command, params).await.unwrap()
+    async fn devtools(&self, command: &'static str, params: Value) {
+        let command = Devtools { command, params };
+        self.driver().issue_cmd(command).await.unwrap();
     }
 
     /// Opens an address.
@@ -161,20 +167,18 @@ impl Browser {
 
     /// What the page says.
     pub async fn text(&self) -> String {
-        let body = self.driver().find(By::Tag("body")).await.unwrap();
+        let body = self.driver().find(Locator::Css("body")).await.unwrap();
         body.text().await.unwrap()
     }
 
     /// The result of a script.
     pub async fn script(&self, text: &str) -> Value {
-        let done = self.driver().execute(text, Vec::new()).await.unwrap();
-        done.json().clone()
+        self.driver().execute(text, Vec::new()).await.unwrap()
     }
 
     /// What a script gives to its last argument, a function.
     pub async fn later(&self, text: &str) -> Value {
-        let done = self.driver().execute_async(text, Vec::new()).await.unwrap();
-        done.json().clone()
+        self.driver().execute_async(text, Vec::new()).await.unwrap()
     }
 
     /// Waits until a script returns true.
@@ -198,7 +202,30 @@ impl Browser {
             return;
         };
         let path = PathBuf::from(folder).join(format!("{name}.png"));
-        self.driver().screenshot(&path).await.unwrap();
+        std::fs::write(path, self.driver().screenshot().await.unwrap()).unwrap();
+    }
+}
+
+/// A command of the browser's own tools, which its driver passes on.
+#[derive(Debug)]
+struct Devtools {
+    command: &'static str,
+    params: Value,
+}
+
+impl WebDriverCompatibleCommand for Devtools {
+    fn endpoint(
+        &self,
+        base: &url::Url,
+        session: Option<&str>,
+    ) -> Result<url::Url, url::ParseError> {
+        let session = session.unwrap_or_default();
+        base.join(&format!("session/{session}/goog/cdp/execute"))
+    }
+
+    fn method_and_body(&self, _: &url::Url) -> (http::Method, Option<String>) {
+        let body = json!({"cmd": self.command, "params": self.params});
+        (http::Method::POST, Some(body.to_string()))
     }
 }
 

@@ -19,6 +19,10 @@ use crate::ids::{BoundaryIndex, IdError, shorten};
 pub const NAMES_LIMIT: usize = 24;
 /// Most points in one ledger message, over all names.
 pub const POINTS_LIMIT: usize = 48;
+/// Largest boundary of a point: what a `bigint` holds.
+pub const BOUNDARY_LIMIT: BoundaryIndex = i64::MAX as BoundaryIndex;
+/// Most reports of a point: sums of many points stay small.
+const REPORTS_LIMIT: u64 = 1_000_000_000_000;
 /// Longest name in bytes.
 pub const NAME_LIMIT: usize = 64;
 
@@ -253,6 +257,14 @@ pub enum SeriesError {
         /// Their number.
         points: usize,
     },
+    /// A number that PostgreSQL does not hold.
+    #[error(
+        "progress: a point of {name} has a boundary or a number of reports over 63 bits or 10^12"
+    )]
+    Large {
+        /// Of which curve.
+        name: String,
+    },
     /// Boundaries that do not grow, or that lie outside the commit.
     #[error(
         "progress: a number of {name} is for boundary {found}, which is not after {after} and up to \
@@ -300,6 +312,12 @@ impl Series {
         for (name, points) in &self.0 {
             let mut last = after;
             for point in points {
+                let is_large = point.boundary > BOUNDARY_LIMIT || point.reports > REPORTS_LIMIT;
+                if is_large {
+                    return Err(SeriesError::Large {
+                        name: name.to_string(),
+                    });
+                }
                 if point.boundary <= last || point.boundary > upto {
                     return Err(SeriesError::Boundary {
                         name: name.to_string(),
@@ -515,5 +533,7 @@ mod tests {
         let many: Vec<u64> = (1..=POINTS_LIMIT as u64 + 1).collect();
         let error = series(&many).check(0, 1_000).unwrap_err();
         assert_eq!(error, SeriesError::Points { points: 49 });
+        let large = series(&[u64::MAX - 1, u64::MAX]).check(0, u64::MAX);
+        assert!(matches!(large, Err(SeriesError::Large { .. })));
     }
 }

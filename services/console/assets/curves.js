@@ -1,13 +1,15 @@
 // Draws the curves of an execution: means, and around them what their reports reached. Each piece has
 // the colour of the node that computed it.
+import { axes } from "./axes.js";
+
 const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#6e6e6e"];
 const plots = new Map();
 
 function options(figure, nodes, rows) {
   const style = getComputedStyle(document.body), ink = style.getPropertyValue("--quiet"), grid = style.getPropertyValue("--line");
-  const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid } };
   const finite = rows.map((r) => r[1]).filter((v) => v !== null);
   const low = Math.min(...finite), high = Math.max(...finite);
+  const isLog = low > 0 && high / low > 500;
   const series = [{ label: "boundary" }];
   const bands = [];
   nodes.forEach((node, at) => {
@@ -19,8 +21,8 @@ function options(figure, nodes, rows) {
   });
   return {
     width: figure.clientWidth - 16, height: 190, legend: { show: false }, cursor: { drag: { x: true, y: false } },
-    scales: { x: { time: false }, y: { distr: low > 0 && high / low > 500 ? 3 : 1 } },
-    axes: [axis, { ...axis, size: 60 }], series, bands,
+    scales: { x: { time: false }, y: { distr: isLog ? 3 : 1 } },
+    axes: axes(ink, grid, isLog), series, bands,
   };
 }
 

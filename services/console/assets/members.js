@@ -1,4 +1,6 @@
 // The curves of a batch's members over one another, coloured by a parameter from low to high.
+import { axes } from "./axes.js";
+
 const figure = document.getElementById("members");
 let plot = null, drawn = null;
 
@@ -25,12 +27,12 @@ function draw() {
   const all = members.flatMap((m) => m.points.map((p) => p[1])).filter((v) => v !== null);
   const least = Math.min(...all), most = Math.max(...all);
   const style = getComputedStyle(document.body), ink = style.getPropertyValue("--quiet"), grid = style.getPropertyValue("--line");
-  const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid } };
+  const isLog = least > 0 && most / least > 500;
   const series = members.map((m) => ({ label: m.name, stroke: colour(share(m)), width: 1, spanGaps: true, points: { show: false } }));
   plot = new uPlot({
     width: figure.clientWidth - 16, height: 300, legend: { show: false },
-    scales: { x: { time: false }, y: { distr: least > 0 && most / least > 500 ? 3 : 1 } },
-    axes: [axis, { ...axis, size: 60 }], series: [{ label: "boundary" }, ...series],
+    scales: { x: { time: false }, y: { distr: isLog ? 3 : 1 } },
+    axes: axes(ink, grid, isLog), series: [{ label: "boundary" }, ...series],
   }, data, figure);
   if (values.length) {
     const scale = document.createElement("p"), bar = document.createElement("i");

@@ -14,6 +14,7 @@ macro_rules! files {
 }
 
 files! {
+    "axes.js": "text/javascript; charset=utf-8",
     "style.css": "text/css; charset=utf-8",
     "live.js": "text/javascript; charset=utf-8",
     "log.js": "text/javascript; charset=utf-8",

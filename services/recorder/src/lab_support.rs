@@ -239,7 +239,7 @@ async fn project_until(
 /// # Errors
 /// What PostgreSQL says.
 pub async fn thin_old(pool: &PgPool, until: Timestamp) -> Result<()> {
-    let thinned = series::thin_old(pool, until).await;
+    let thinned = series::thin_old(pool, until, &CancellationToken::new()).await;
     thinned.map_err(RecorderError::database("thin the curves"))
 }
 

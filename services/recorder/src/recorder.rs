@@ -303,14 +303,18 @@ async fn housekeeping(shared: Shared, retention_days: u32) -> Result<()> {
                 shared.health.well(Part::Housekeeping);
                 let days = i64::from(retention_days) * 86_400_000_000;
                 let long_ago = Timestamp::from_micros(Timestamp::now().micros() - days);
-                if let Err(error) = series::thin_old(&shared.pool, long_ago).await {
-                    trouble(&shared, Part::Housekeeping, &error);
-                }
+                let thinned = series::thin_old(&shared.pool, long_ago, &shared.stop).await;
                 unread::count(&shared).await;
                 if made + dropped > 0 {
                     tracing::info!(made, dropped, "partitions");
                 }
-                Duration::from_secs(3_600)
+                match thinned {
+                    Ok(()) => Duration::from_secs(3_600),
+                    Err(error) => {
+                        trouble(&shared, Part::Housekeeping, &error);
+                        Duration::from_secs(30)
+                    }
+                }
             }
             Err(error) => {
                 trouble(&shared, Part::Housekeeping, &error);

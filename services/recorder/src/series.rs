@@ -10,6 +10,7 @@ use fiec_schemas::series::{POINTS_LIMIT, Point, SeriesName};
 use fiec_schemas::{BoundaryIndex, Epoch, ExecutionId, Timestamp};
 use sqlx::postgres::PgRow;
 use sqlx::{Connection as _, PgConnection, PgPool, Row as _};
+use tokio_util::sync::CancellationToken;
 
 use crate::read;
 use crate::rows::Rows;
@@ -23,7 +24,7 @@ const GROWN: usize = 1_000;
 const MOST_OF_OLD: usize = 100;
 /// In this time there are at most [`POINTS_LIMIT`] new points of a name.
 const WINDOW_MICROS: i64 = 200_000;
-/// Most executions whose points are counted. Beyond that, counting begins anew.
+/// Most curves whose points are counted. Beyond that, counting begins anew.
 const COUNTED: usize = 100_000;
 /// Old executions that are looked at in one transaction.
 const OLD_AT_ONCE: i64 = 500;
@@ -110,7 +111,11 @@ impl PointRow {
 
 /// Writes the points of a batch, in a transaction of the caller's. Points behind a boundary from which
 /// the computation is repeated go first.
-pub(crate) async fn write(tx: &mut PgConnection, rows: &Rows) -> sqlx::Result<()> {
+pub(crate) async fn write(
+    tx: &mut PgConnection,
+    rows: &Rows,
+    points: &[PointRow],
+) -> sqlx::Result<()> {
     for (execution, boundary) in &rows.repeated {
         sqlx::query("DELETE FROM series_points WHERE execution = $1 AND boundary > $2")
             .bind(argument(execution))
@@ -118,16 +123,20 @@ pub(crate) async fn write(tx: &mut PgConnection, rows: &Rows) -> sqlx::Result<()
             .execute(&mut *tx)
             .await?;
     }
-    write_all(&mut *tx, &few_at_once(rows)).await
+    write_all(&mut *tx, points).await
 }
 
 /// The points of a batch. Those that were committed in quick succession are drawn together: each row
 /// costs as much as a commit.
-fn few_at_once(rows: &Rows) -> Vec<PointRow> {
+pub(crate) fn few_at_once(rows: &Rows) -> Vec<PointRow> {
     let mut points: Vec<&PointRow> = rows.points.values().collect();
     points.sort_by(|a, b| {
-        let key = |row: &PointRow| (row.execution, row.boundary);
-        a.name.cmp(&b.name).then_with(|| key(a).cmp(&key(b)))
+        let key = |row: &PointRow| row.execution;
+        let names = || a.name.cmp(&b.name);
+        key(a)
+            .cmp(&key(b))
+            .then_with(names)
+            .then_with(|| a.boundary.cmp(&b.boundary))
     });
     let window = |row: &PointRow| row.at.micros().div_euclid(WINDOW_MICROS);
     let together = |a: &&PointRow, b: &&PointRow| {
@@ -143,25 +152,37 @@ fn few_at_once(rows: &Rows) -> Vec<PointRow> {
 pub(crate) struct Growth(HashMap<ExecutionId, HashMap<String, usize>>);
 
 impl Growth {
-    /// Notes the points of a batch that is written. Returns the curves to thin.
-    pub fn note(&mut self, rows: &Rows) -> Vec<(ExecutionId, String)> {
-        if self.0.len() > COUNTED {
+    /// Notes the points of a batch that is written. Returns the curves to thin, each once.
+    pub fn note(
+        &mut self,
+        points: &[PointRow],
+        finished: &[ExecutionId],
+    ) -> Vec<(ExecutionId, String)> {
+        if self.0.values().map(HashMap::len).sum::<usize>() > COUNTED {
             self.0.clear();
         }
         let mut due = Vec::new();
-        for (execution, name, _) in rows.points.keys() {
-            let names = self.0.entry(*execution).or_default();
-            let points = match names.get_mut(name.as_str()) {
-                Some(points) => points,
-                None => names.entry(name.as_str().to_owned()).or_default(),
+        let same = |a: &PointRow, b: &PointRow| a.execution == b.execution && a.name == b.name;
+        for curve in points.chunk_by(same) {
+            let Some(PointRow {
+                execution, name, ..
+            }) = curve.first()
+            else {
+                continue;
             };
-            *points += 1;
-            if *points >= GROWN {
-                *points = 0;
-                due.push((*execution, name.as_str().to_owned()));
+            let count = self
+                .0
+                .entry(*execution)
+                .or_default()
+                .entry(name.clone())
+                .or_default();
+            *count += curve.len();
+            if *count >= GROWN {
+                *count = 0;
+                due.push((*execution, name.clone()));
             }
         }
-        for execution in &rows.finished {
+        for execution in finished {
             self.0.remove(execution);
         }
         due
@@ -240,9 +261,13 @@ fn thinned(mut points: Vec<PointRow>, most: usize) -> Vec<PointRow> {
 ///
 /// # Errors
 /// What PostgreSQL says.
-pub(crate) async fn thin_old(pool: &PgPool, until: Timestamp) -> sqlx::Result<()> {
+pub(crate) async fn thin_old(
+    pool: &PgPool,
+    until: Timestamp,
+    stop: &CancellationToken,
+) -> sqlx::Result<()> {
     let mut connection = pool.acquire().await?;
-    loop {
+    while !stop.is_cancelled() {
         let old = sqlx::query(
             "SELECT e.id AS execution, e.finished_at AS at FROM executions e, series_thinning t \
              WHERE e.finished_at > t.until AND e.finished_at <= $1 ORDER BY e.finished_at LIMIT $2",
@@ -275,6 +300,7 @@ pub(crate) async fn thin_old(pool: &PgPool, until: Timestamp) -> sqlx::Result<()
             .execute(&mut *connection)
             .await?;
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -318,16 +344,12 @@ mod tests {
     #[test]
     fn a_curve_is_due_after_so_many_points_and_forgotten_with_its_execution() {
         let mut growth = Growth::default();
-        let name = SeriesName::new("loss").unwrap();
-        let mut rows = Rows::default();
-        for row in points(GROWN as u64 - 1) {
-            rows.points
-                .insert((row.execution, name.clone(), row.boundary), row);
-        }
-        assert_eq!(growth.note(&rows), []);
-        assert_eq!(growth.note(&rows), [(NOBODY, "loss".to_owned())]);
-        rows.finished.push(NOBODY);
-        growth.note(&rows);
+        let some = points(GROWN as u64 - 1);
+        assert_eq!(growth.note(&some, &[]), []);
+        // However many come at once, it is due once.
+        let more = points(3 * GROWN as u64);
+        assert_eq!(growth.note(&more, &[]), [(NOBODY, "loss".to_owned())]);
+        growth.note(&some, &[NOBODY]);
         assert!(growth.0.is_empty());
     }
 }

@@ -10,7 +10,7 @@ use fiec_schemas::{Digest, ExecutionId, Sequence, Timestamp, subjects};
 use sqlx::{Connection, PgConnection, PgPool};
 
 use crate::rows::{Rows, StepBack};
-use crate::series::{self, Growth};
+use crate::series::{self, Growth, PointRow};
 use crate::table::{Copy, argument, write_all};
 
 /// Rows with their COPY streams.
@@ -18,6 +18,8 @@ use crate::table::{Copy, argument, write_all};
 pub struct Prepared {
     /// The rows.
     pub rows: Rows,
+    /// Points of curves, drawn together where they came fast.
+    points: Vec<PointRow>,
     copies: Vec<Copy>,
 }
 
@@ -32,7 +34,12 @@ impl Prepared {
             Copy::of(&rows.events),
         ];
         let copies = copies.into_iter().flatten().collect();
-        Self { rows, copies }
+        let points = series::few_at_once(&rows);
+        Self {
+            rows,
+            points,
+            copies,
+        }
     }
 
     /// Number of rows that go by COPY.
@@ -106,7 +113,7 @@ impl Writer {
         match transaction(&mut connection, batch, expected).await {
             Ok(written) => {
                 if written == Written::Done {
-                    let curves = self.growth.note(&batch.rows);
+                    let curves = self.growth.note(&batch.points, &batch.rows.finished);
                     if let Err(error) = series::thin(&mut connection, &curves).await {
                         // The next points make it due again.
                         tracing::warn!(%error, "old points of curves were not drawn together");
@@ -210,7 +217,7 @@ pub(crate) async fn write_rows(tx: &mut PgConnection, batch: &Prepared) -> sqlx:
         withdraw(&mut *tx, step).await?;
         forget_states(&mut *tx, step).await?;
     }
-    series::write(&mut *tx, rows).await?;
+    series::write(&mut *tx, rows, &batch.points).await?;
     crate::parts::write(&mut *tx, &rows.drops, &rows.splits, &rows.merges).await?;
     write_all(&mut *tx, &rows.changes).await?;
     write_all(&mut *tx, &rows.results).await?;
@@ -231,7 +238,7 @@ pub(crate) async fn write_late(tx: &mut PgConnection, batch: &Prepared) -> sqlx:
     for step in &rows.steps_back {
         withdraw(&mut *tx, step).await?;
     }
-    series::write(&mut *tx, rows).await?;
+    series::write(&mut *tx, rows, &batch.points).await?;
     crate::parts::write(&mut *tx, &[], &rows.splits, &rows.merges).await?;
     write_all(&mut *tx, &rows.changes).await?;
     write_all(&mut *tx, rows.batches.values()).await?;

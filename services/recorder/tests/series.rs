@@ -158,7 +158,9 @@ async fn a_long_curve_is_thinned_by_age_and_keeps_its_mean_and_its_extremes() {
     let newest = "SELECT max(reports) FROM execution_series WHERE boundary > 11500";
     assert_eq!(number(&db.pool, newest).await, 1);
 
-    // Long after its end.
+    // Long after its end. The table is from before it.
+    let begun = "UPDATE series_thinning SET until = now() - interval '100 days'";
+    sqlx::query(begun).execute(&db.pool).await.unwrap();
     let ended = "UPDATE executions SET finished_at = now() - interval '40 days'";
     sqlx::query(ended).execute(&db.pool).await.unwrap();
     let days = |n: i64| Timestamp::from_micros(Timestamp::now().micros() - n * 86_400_000_000);

@@ -61,7 +61,7 @@ const RELEASED: [(&str, &str); 12] = [
     ),
     (
         "0012_series.sql",
-        "8780d6077162205323947e9904c1a775a4b097f94b0b77028f0b98b4458d05b1",
+        "1b8b443adb1d1cb4834c68c6df4d34b49875b607566ccc5c5d38d48ef0513220",
     ),
 ];
 

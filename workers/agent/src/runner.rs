@@ -5,7 +5,7 @@
 //! built early, so that it leaves when the acknowledgement comes. `started` travels with the first
 //! message. Once the child is done its slot is free, while the last append is still in flight.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -20,7 +20,7 @@ use fiec_schemas::chain::Held;
 use fiec_schemas::hardware::RunningProgress;
 use fiec_schemas::package::Grant;
 use fiec_schemas::scheduling::Adjustment;
-use fiec_schemas::series::{Series, SeriesError};
+use fiec_schemas::series::{NAMES_LIMIT, Series, SeriesError, SeriesName};
 use fiec_schemas::subjects::INLINE_STATE_LIMIT;
 use fiec_schemas::{BoundaryIndex, Digest, Event, Fault, Phase, StatePlace, Submission, Timestamp};
 use tokio::sync::{mpsc, watch};
@@ -211,6 +211,8 @@ pub(crate) struct Runner {
     pub(crate) energy: Option<Share>,
     /// The last boundary that the present run has reported.
     pub(crate) reported: BoundaryIndex,
+    /// Names of the numbers that its program has reported here.
+    pub(crate) names: BTreeSet<SeriesName>,
     /// Consecutive fetches that found the state of its last commit missing.
     pub(crate) missed: u32,
     /// What its program has printed under this binding.
@@ -664,6 +666,16 @@ impl Runner {
     ) -> Result<Option<Event>, SeriesError> {
         numbers.check(self.reported, index)?;
         self.reported = index;
+        for name in numbers.0.keys() {
+            if !self.names.contains(name) {
+                if self.names.len() >= NAMES_LIMIT {
+                    return Err(SeriesError::Names {
+                        name: name.to_string(),
+                    });
+                }
+                self.names.insert(name.clone());
+            }
+        }
         Ok((!numbers.is_empty()).then_some(Event::Noted { numbers }))
     }
 

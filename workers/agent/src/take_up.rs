@@ -1,6 +1,6 @@
 //! The start of an execution on this node: from its binding to a runner with a child.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
@@ -151,6 +151,7 @@ async fn run(shared: Arc<Shared>, job: Job, mut slot: Slot, given: Option<Child>
         ticks: None,
         energy,
         reported: boundary,
+        names: BTreeSet::new(),
         missed: 0,
         printed: Printed::default(),
         values,

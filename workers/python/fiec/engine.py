@@ -372,7 +372,7 @@ class Engine(Boundaries):
         if self.emits:
             head["emits"] = self.take_emits()
         if self.numbers:
-            head["numbers"] = self.numbers.take()
+            head["numbers"] = self.numbers.take(self.index)
         self._much = False
         whole = sum(map(len, pieces))
         self._writer.boundary(self.position(head), pieces, whole)
@@ -513,7 +513,7 @@ class Engine(Boundaries):
         if self.emits:
             head["emits"] = self.take_emits()
         if self.numbers:
-            head["numbers"] = self.numbers.take()
+            head["numbers"] = self.numbers.take(self.capsules())
         self._writer.report(head, bodies)
 
     def is_brief(self) -> bool:

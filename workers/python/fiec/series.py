@@ -23,8 +23,12 @@ def value_of(name: str, value: Any) -> float:
         if isinstance(value, (str, bytes, bytearray)):
             raise TypeError
         return float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise Failed(f"progress: {name} must be a number, but is {value!r}"[:300]) from None
+    except Exception:
+        try:
+            found = repr(value)[:200]
+        except Exception:
+            found = f"a {type(value).__name__}"
+        raise Failed(f"progress: {name} must be a number, but is {found}") from None
 
 
 def _with(one: Point, two: Point) -> Point:
@@ -103,16 +107,21 @@ class Waiting:
                     points[:] = [_with(*pair) for pair in pairs] + odd + [last]
             self._count = sum(map(len, self._points.values()))
 
-    def take(self) -> dict[str, Any]:
-        """All points, as a report has them."""
-        taken = {n: list(map(_plain, points)) for n, points in self._points.items() if points}
-        for points in self._points.values():
-            points.clear()
-        self._count = 0
+    def take(self, upto: int) -> dict[str, Any]:
+        """The points up to a boundary, as a report has them. What was said behind it, as by
+        ``on_limit``, waits for the next one."""
+        taken: dict[str, Any] = {}
+        for name, points in self._points.items():
+            if now := [_plain(point) for point in points if point[0] <= upto]:
+                taken[name] = now
+                points[:] = [point for point in points if point[0] > upto]
+        self._count = sum(map(len, self._points.values()))
         return taken
 
     def take_capsule(self) -> dict[str, Any]:
         """The numbers of one capsule, as a line has them."""
         taken = {n: _written(points[-1][1]) for n, points in self._points.items() if points}
-        self.take()
+        for points in self._points.values():
+            points.clear()
+        self._count = 0
         return taken

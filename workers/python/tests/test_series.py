@@ -22,7 +22,7 @@ class Bounds(unittest.TestCase):
         for boundary in range(1, 5_001):
             waiting.report("loss", boundary, float(boundary % 100))
             waiting.report("lr", boundary, 0.1)
-        taken = waiting.take()
+        taken = waiting.take(5_000)
         self.assertLessEqual(sum(map(len, taken.values())), POINTS_LIMIT)
         loss = [p if len(p) == 5 else [p[0], p[1], p[1], p[1], 1] for p in taken["loss"]]
         self.assertEqual(sum(p[4] for p in loss), 5_000)
@@ -38,13 +38,13 @@ class Bounds(unittest.TestCase):
         waiting = Waiting()
         for value in (1.0, 2.0, 6.0):
             waiting.report("loss", 7, value)
-        self.assertEqual(waiting.take(), {"loss": [[7, 3.0, 1.0, 6.0, 3]]})
+        self.assertEqual(waiting.take(7), {"loss": [[7, 3.0, 1.0, 6.0, 3]]})
 
     def test_a_run_has_so_many_names_and_no_more(self) -> None:
         waiting = Waiting()
         for n in range(NAMES_LIMIT):
             waiting.report(f"n{n}", 1, 0.0)
-        waiting.take()
+        waiting.take(1)
         waiting.report("n0", 2, 0.0)
         with self.assertRaisesRegex(Failed, "more would be one name more than the 24"):
             waiting.report("more", 2, 0.0)
@@ -53,14 +53,14 @@ class Bounds(unittest.TestCase):
                 Waiting().report(wrong, 1, 0.0)
 
     def test_what_is_no_number_is_refused_and_what_is_not_finite_is_kept(self) -> None:
-        for wrong in ("0.3", None, [1, 2], 1j, 10**400):
+        for wrong in ("0.3", None, [1, 2], 1j, 10**400, 10**5000):
             with self.assertRaisesRegex(Failed, "progress: loss must be a number, but is"):
                 value_of("loss", wrong)
         waiting = Waiting()
         for boundary, value in enumerate((math.nan, math.inf, -math.inf), 1):
             waiting.report("loss", boundary, value_of("loss", value))
         expected = [[1, "NaN"], [2, "Infinity"], [3, "-Infinity"]]
-        self.assertEqual(waiting.take(), {"loss": expected})
+        self.assertEqual(waiting.take(3), {"loss": expected})
 
     @unittest.skipUnless(HAS_NUMPY, NO_NUMPY)
     def test_numpy_scalars_are_numbers(self) -> None:
@@ -72,6 +72,14 @@ class Bounds(unittest.TestCase):
 
 
 class Reports(unittest.TestCase):
+    def test_what_is_said_behind_a_boundary_comes_with_the_next_one(self) -> None:
+        waiting = Waiting()
+        waiting.report("loss", 4, 0.5)
+        waiting.report("loss", 5, 0.4)
+        self.assertEqual(waiting.take(4), {"loss": [[4, 0.5]]})
+        self.assertTrue(waiting)
+        self.assertEqual(waiting.take(5), {"loss": [[5, 0.4]]})
+
     def test_each_boundary_has_its_number_once_with_the_commit_that_covers_it(self) -> None:
         with Child("sums.py") as child:
             child.run({"steps": 20, "mode": "numbers"}, commit={"every": 5})

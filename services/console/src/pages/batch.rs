@@ -212,8 +212,8 @@ pub async fn page(
         .find(|known| **known == drawn.by)
         .or(parameters.first());
     frame.title = batch.title().to_owned();
-    let name = quoted(batch.title());
-    frame.command = format!("fiec batch status --tenant {} -- {name}", batch.tenant);
+    let title = quoted(batch.title());
+    frame.command = format!("fiec batch status --tenant {} -- {title}", batch.tenant);
     let page = Page {
         by: by.cloned().unwrap_or_default(),
         drawn: name,

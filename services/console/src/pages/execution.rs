@@ -42,7 +42,8 @@ const BOUNDARIES: &str = "SELECT index, committed_at AS at FROM (SELECT index, c
     WHERE n % (points / 600 + 1) = 0 OR n = points ORDER BY n";
 const SERIES: &str = "SELECT name, boundary, value, lowest, highest, node FROM (SELECT *, \
     row_number() OVER (PARTITION BY name ORDER BY boundary) AS n, \
-    count(*) OVER (PARTITION BY name) AS points FROM execution_series WHERE execution = $1::uuid) s \
+    count(*) OVER (PARTITION BY name) AS points FROM execution_series WHERE execution = $1::uuid \
+    AND name IN (SELECT DISTINCT name FROM series_points WHERE execution = $1::uuid ORDER BY name LIMIT 48)) s \
     WHERE n % (points / 1500 + 1) = 0 OR n = points ORDER BY name, boundary";
 const EVENTS: &str = "SELECT at, kind, node, detail FROM execution_events WHERE execution = $1::uuid \
     AND kind <> 'noted' ORDER BY ordinal DESC LIMIT 60";
@@ -252,6 +253,13 @@ impl Page {
             "verifying" => &["cancel"],
             _ => &[],
         }
+    }
+
+    /// Capsules of one that has completed.
+    fn capsules(&self) -> i64 {
+        self.summary
+            .boundaries_in_all
+            .unwrap_or(self.summary.boundary)
     }
 
     fn submission(&self) -> String {

@@ -93,6 +93,14 @@ impl Curves {
         }
     }
 
+    /// An execution goes on from an earlier boundary: what it said beyond it does not count.
+    pub fn go_back(&mut self, execution: ExecutionId, to: BoundaryIndex) {
+        let curves = self.0.get_mut(&execution).into_iter().flatten();
+        for (_, points) in curves {
+            points.retain(|point| point.boundary <= to);
+        }
+    }
+
     /// Forgets an execution that has ended.
     pub fn forget(&mut self, execution: ExecutionId) {
         self.0.remove(&execution);

@@ -108,6 +108,9 @@ pub async fn run(args: WatchArgs, global: &Global) -> anyhow::Result<Outcome> {
             println!("{}", item.header);
         } else {
             for event in &message.events {
+                if let Event::SteppedBack { to, .. } = event {
+                    curves.go_back(item.execution, to.as_ref().map_or(0, |to| to.index));
+                }
                 let line = match event {
                     Event::Noted { numbers } => curves.note(item.execution, numbers),
                     event => event_in_words(event, &message.state),

@@ -1,7 +1,7 @@
 //! The progress of executions: boundaries, steps back, ends.
 
 use fiec_schemas::energy::Energy;
-use fiec_schemas::series::Series;
+use fiec_schemas::series::{BOUNDARY_LIMIT, Series};
 use fiec_schemas::{
     BoundaryEvent, BoundaryIndex, Cause, EventKind, Fault, Ordinal, Output, ResultObject,
     StatePlace, Timestamp,
@@ -56,6 +56,10 @@ impl Step<'_> {
         let (execution, context) = (self.id(), (self.tracked.epoch, self.stored_at));
         for (name, points) in numbers.0 {
             for point in points {
+                // Two of them would be one row.
+                if point.boundary > BOUNDARY_LIMIT {
+                    continue;
+                }
                 let row = PointRow::new(execution, &name, point, context);
                 let key = (execution, name.clone(), point.boundary);
                 self.rows.points.insert(key, row);
