@@ -24,7 +24,7 @@ async fn an_action_shows_who_is_affected_asks_is_done_and_recorded() {
     })
     .await;
     browser.open(&console.entrance).await;
-    // What is pressed may be exchanged for a newer one at that moment, so the page itself presses it.
+    // The page may replace a button at any moment, so a script in the page finds and clicks it at once.
     let press = async |what: &str, find: &str| {
         let before = browser.script("return location.href").await;
         let pressed = format!("const it = {find}; it?.click(); return !!it");

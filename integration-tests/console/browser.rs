@@ -43,7 +43,7 @@ impl Console {
         self.entrance.split("/enter").next().unwrap().to_owned()
     }
 
-    /// Ends it by SIGTERM, whoever still looks at it.
+    /// Ends it by SIGTERM, also while browsers are connected.
     pub async fn end(mut self) {
         let pid = self.process.id().unwrap().cast_signed();
         let pid = rustix::process::Pid::from_raw(pid).unwrap();

@@ -149,7 +149,7 @@ async fn a_hundred_thousand_members_are_painted_soon_and_stay_smooth_and_an_outa
         .await;
     browser.end().await;
     console.end().await;
-    // What was written here is no recorder's.
+    // No ledger belongs to these rows: the check at the end would miss it.
     lab.execute("TRUNCATE batches, executions").await;
     lab.end().await;
 }

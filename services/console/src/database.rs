@@ -17,7 +17,7 @@ use tokio::sync::Semaphore;
 
 /// Connections of the whole console. No page can hold a service back by taking more.
 const CONNECTIONS: u32 = 4;
-/// Of which so many answer people's own questions.
+/// Connections, of those above, for the queries that people write themselves.
 const QUESTIONS: usize = 1;
 /// Time limit of a query, as the server keeps it.
 const QUERY: Duration = Duration::from_secs(5);
@@ -119,7 +119,7 @@ impl Database {
         let mut connection = self.pool.acquire().await.map_err(|error| away(&error))?;
         let read = tokio::time::timeout(ANSWERED, read(&mut connection, query)).await;
         read.unwrap_or_else(|_| {
-            // What is in flight on it would hold up the next page.
+            // Its unfinished query would delay the next page that gets this connection.
             connection.close_on_drop();
             Err(silent())
         })

@@ -22,7 +22,7 @@ use crate::{ConsoleError, Options};
 
 /// Shortest time between two looks while somebody looks at the console.
 const LOOK: Duration = Duration::from_secs(1);
-/// A look that takes long is followed by a pause of so many times its duration.
+/// After each query the pause is at least its duration times this.
 const REST: u32 = 4;
 /// So long after the last request nobody looks any more.
 const INTEREST: Duration = Duration::from_secs(30);
@@ -41,7 +41,7 @@ const NODES: Duration = Duration::from_secs(5);
 /// Longest wait of a page for the first answer.
 pub const FIRST: Duration = Duration::from_millis(1_500);
 
-/// What has changed, as browsers hear it.
+/// A change that browsers are told of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum News {
     /// The counts and what needs a person.
@@ -103,7 +103,7 @@ impl Hub {
     pub fn touch(&self) {
         let before = self.looked.swap(self.ms(), Ordering::Relaxed);
         if !self.is_recent(before) {
-            // What is kept is of the last visitor.
+            // The kept values are as old as the last visit.
             self.overview.forget_age();
             self.nodes.forget_age();
         }
@@ -228,7 +228,7 @@ impl Hub {
         + Unpin,
     ) {
         let mut changed = BTreeSet::new();
-        // What is told again, in the order of the times.
+        // Changes that are told a second time, once PostgreSQL has them.
         let mut later: [Changes; 2] = RECORDED.map(Changes::new);
         loop {
             let due = later.iter().filter_map(Changes::due).min();

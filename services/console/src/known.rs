@@ -51,7 +51,7 @@ impl<T> Default for Kept<T> {
 }
 
 impl<T: PartialEq> Kept<T> {
-    /// What is known now.
+    /// The latest value.
     pub fn now(&self) -> Known<T> {
         self.0.borrow().clone()
     }
@@ -78,7 +78,7 @@ impl<T: PartialEq> Kept<T> {
         changed
     }
 
-    /// What is known is old: a page waits for the next look.
+    /// Marks the value as old: a page waits for the next one.
     pub fn forget_age(&self) {
         self.0.send_modify(|known| known.is_old = true);
     }
