@@ -196,6 +196,45 @@ impl Browser {
         }
     }
 
+    /// Pictures of the whole page, for people: at three widths, light and dark. None may be wider than
+    /// the screen.
+    pub async fn pictures(&self, name: &str) {
+        if std::env::var_os("FIEC_SCREENSHOTS").is_none() {
+            return;
+        }
+        for (width, scheme) in [
+            (1400, "light"),
+            (1400, "dark"),
+            (800, "light"),
+            (400, "light"),
+            (400, "dark"),
+        ] {
+            self.size(width, 900).await;
+            self.scheme(scheme).await;
+            // Curves are drawn in the size that the page has when it is loaded.
+            self.driver().refresh().await.unwrap();
+            tokio::time::sleep(Duration::from_millis(1_200)).await;
+            // What a move was made for tells the most.
+            let open = "document.querySelector('#moves .move')?.setAttribute('open', '')";
+            self.script(open).await;
+            let height = self
+                .script("return document.documentElement.scrollHeight")
+                .await;
+            let height = height.as_u64().unwrap().clamp(600, 2_400);
+            self.size(width, u32::try_from(height).unwrap()).await;
+            tokio::time::sleep(Duration::from_millis(250)).await;
+            self.picture(&format!("{name}-{width}-{scheme}")).await;
+            let wide = "return document.documentElement.scrollWidth - innerWidth";
+            let wide = self.script(wide).await;
+            assert!(
+                wide.as_i64().unwrap() <= 0,
+                "{name} at {width}: {wide} pixels too wide"
+            );
+        }
+        self.size(1280, 900).await;
+        self.scheme("light").await;
+    }
+
     /// A picture of the page, for people.
     pub async fn picture(&self, name: &str) {
         let Some(folder) = std::env::var_os("FIEC_SCREENSHOTS") else {

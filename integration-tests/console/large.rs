@@ -30,7 +30,7 @@ async fn a_hundred_thousand_members_are_painted_soon_and_stay_smooth_and_an_outa
         return lab.end().await;
     };
     browser.open(&console.entrance).await;
-    browser.picture("empty").await;
+    browser.pictures("empty").await;
     lab.execute(FILL).await;
     lab.execute("ANALYZE").await;
     let completed = "return document.querySelector('.tile.completed b')?.textContent.replace(/\\D/g, '') === '98969'";
@@ -63,7 +63,7 @@ async fn a_hundred_thousand_members_are_painted_soon_and_stay_smooth_and_an_outa
         paints[2]
     );
     assert!(bytes < 300_000.0, "{bytes} bytes");
-    browser.picture("overview-large").await;
+    browser.pictures("large").await;
 
     // The list says how many there are, whatever it shows.
     browser
@@ -88,7 +88,7 @@ async fn a_hundred_thousand_members_are_painted_soon_and_stay_smooth_and_an_outa
         "matrix of {MEMBERS}: drawn {} ms after the address was entered",
         began.elapsed().as_millis()
     );
-    browser.picture("batch").await;
+    browser.pictures("large-batch").await;
     let drag = "const done = arguments[arguments.length - 1]; \
         const c = document.querySelector('#matrix canvas'), r = c.getBoundingClientRect(), times = []; let n = 0, last = performance.now(); \
         const at = (type, x, y) => c.dispatchEvent(new PointerEvent(type, { clientX: r.left + x, clientY: r.top + y, buttons: 1, pointerId: 1, bubbles: true })); \
@@ -133,7 +133,7 @@ async fn a_hundred_thousand_members_are_painted_soon_and_stay_smooth_and_an_outa
     browser
         .until("the outage is told, beside what is known", old)
         .await;
-    browser.picture("away").await;
+    browser.pictures("away").await;
     lab.servers
         .postgres
         .as_mut()

@@ -7,6 +7,10 @@ mod stage;
 
 mod acting;
 mod browser;
+mod devices;
 mod entering;
+mod helping;
 mod large;
 mod pages;
+mod pictures;
+mod reading;

@@ -86,6 +86,10 @@ async fn a_live_move_appears_without_a_reload_and_foreign_text_stays_text() {
     browser
         .until("what is not measured is hatched", hatched)
         .await;
+    let none = "return document.querySelectorAll('.device, .card h3').length === 0";
+    browser
+        .until("a node without devices has no such part", none)
+        .await;
     browser.picture("nodes").await;
     for (width, scheme) in [(420, "light"), (820, "dark"), (1280, "dark")] {
         browser.size(width, 900).await;

@@ -336,6 +336,9 @@ pub struct Why {
     /// Changes that would help.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub would_help: Vec<String>,
+    /// Requests among these changes (at most 12). A program can send them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub remedies: Vec<Remedy>,
     /// Its phase.
     pub phase: PhaseKind,
     /// Its place, if it has one.
@@ -362,6 +365,32 @@ pub struct Why {
     /// Who must act next and by when, as its ledger says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<crate::duty::Duty>,
+}
+
+/// A request to a policy service that would help an execution.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "what", rename_all = "snake_case")]
+pub enum Remedy {
+    /// Resume it.
+    Resume,
+    /// Retry it.
+    Retry {
+        /// It needs more memory than this, in bytes.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        more_memory_than: Option<u64>,
+    },
+    /// Lift an operator's restrictions of its nodes.
+    Unpin,
+    /// Place work on a cordoned node again.
+    Uncordon {
+        /// The node.
+        node: NodeId,
+    },
+    /// End the drain of a node.
+    Undrain {
+        /// The node.
+        node: NodeId,
+    },
 }
 
 /// The place of an execution.

@@ -4,9 +4,9 @@ import { axes } from "./axes.js";
 const figure = document.getElementById("members");
 let plot = null, drawn = null;
 
-// From dark blue to yellow, and told apart without colours by its lightness.
+// From violet to amber: each can be read on a light and on a dark page.
 function colour(share) {
-  const stops = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
+  const stops = [[112, 64, 200], [62, 110, 200], [33, 145, 140], [90, 165, 70], [214, 158, 0]];
   const at = Math.min(share, 0.9999) * (stops.length - 1), n = Math.floor(at), part = at - n;
   const mix = stops[n].map((c, k) => Math.round(c + (stops[n + 1][k] - c) * part));
   return `rgb(${mix.join(" ")})`;
@@ -21,8 +21,11 @@ function draw() {
   const members = JSON.parse(text).filter((m) => m.points);
   if (members.length === 0) return;
   const values = members.map((m) => m.by).filter((v) => typeof v === "number");
-  const low = Math.min(...values), high = Math.max(...values), span = high - low || 1;
-  const share = (m) => (typeof m.by === "number" ? (m.by - low) / span : 0.5);
+  const low = Math.min(...values), high = Math.max(...values);
+  // Tolerances and learning rates span orders of magnitude.
+  const level = low > 0 && high / low > 100 ? Math.log : (v) => v;
+  const span = level(high) - level(low) || 1;
+  const share = (m) => (typeof m.by === "number" ? (level(m.by) - level(low)) / span : 0.5);
   const data = uPlot.join(members.map((m) => [m.points.map((p) => p[0]), m.points.map((p) => p[1])]));
   const all = members.flatMap((m) => m.points.map((p) => p[1])).filter((v) => v !== null);
   const least = Math.min(...all), most = Math.max(...all);

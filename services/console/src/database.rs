@@ -1,9 +1,10 @@
 //! PostgreSQL, as the role that reads: few connections, and no query longer than a page may take.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
-use fiec_schemas::Secret;
+use fiec_schemas::{Secret, Timestamp};
 use futures_util::TryStreamExt as _;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -37,6 +38,8 @@ const ROW: usize = 1 << 20;
 pub struct Database {
     pool: Arc<PgPool>,
     questions: Arc<Semaphore>,
+    /// When a query was last answered, in µs; 0: never.
+    answered: Arc<AtomicI64>,
 }
 
 /// A query with its values.
@@ -108,6 +111,7 @@ impl Database {
         Ok(Self {
             pool: Arc::new(pool),
             questions: Arc::new(Semaphore::new(QUESTIONS)),
+            answered: Arc::default(),
         })
     }
 
@@ -116,13 +120,31 @@ impl Database {
     /// # Errors
     /// Why there are none, for a person.
     pub async fn rows<T: DeserializeOwned>(&self, query: &Query) -> Result<Vec<T>, String> {
-        let mut connection = self.pool.acquire().await.map_err(|error| away(&error))?;
+        let connected = self.pool.acquire().await;
+        let mut connection = connected.map_err(|error| away(&error) + &self.since())?;
         let read = tokio::time::timeout(ANSWERED, read(&mut connection, query)).await;
-        read.unwrap_or_else(|_| {
+        let Ok(answer) = read else {
             // Its unfinished query would delay the next page that gets this connection.
             connection.close_on_drop();
-            Err(silent())
-        })
+            return Err(silent() + &self.since());
+        };
+        if answer.is_ok() {
+            let now = Timestamp::now().micros();
+            self.answered.store(now, Ordering::Relaxed);
+        }
+        answer
+    }
+
+    /// Since when there is no answer, as the end of a sentence. A time, not a span: the sentence stays
+    /// the same while the outage lasts.
+    fn since(&self) -> String {
+        match self.answered.load(Ordering::Relaxed) {
+            0 => "; it has not answered since the console started".to_owned(),
+            at => {
+                let at = Timestamp::from_micros(at).to_string();
+                format!("; it last answered at {}Z", at.get(..19).unwrap_or(&at))
+            }
+        }
     }
 
     /// The only row of a query.

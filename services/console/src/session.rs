@@ -1,9 +1,10 @@
-//! Who may look. A ticket is good for one entrance; a browser that enters with one gets a cookie. Both
+//! Who may look. A ticket is good for one entrance, for ten minutes; a browser that enters with one gets a cookie. Both
 //! live in memory: they end with the console.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use axum::http::HeaderMap;
 use axum::http::header::{COOKIE, HOST, ORIGIN};
@@ -11,6 +12,8 @@ use uuid::Uuid;
 
 /// Most tickets that wait for a browser, and most browsers. Beyond that, the oldest go.
 const MOST: usize = 256;
+/// Lifetime of a ticket that nobody uses.
+const TICKET: Duration = Duration::from_secs(600);
 
 /// A secret of 244 random bits as text.
 fn secret() -> String {
@@ -36,14 +39,15 @@ impl std::fmt::Debug for Key {
 
 #[derive(Debug, Default)]
 struct Secrets {
-    known: HashSet<String>,
-    order: std::collections::VecDeque<String>,
+    /// Each with the time when it was made.
+    known: HashMap<String, Instant>,
+    order: VecDeque<String>,
 }
 
 impl Secrets {
     fn add(&mut self) -> String {
         let new = secret();
-        self.known.insert(new.clone());
+        self.known.insert(new.clone(), Instant::now());
         self.order.push_back(new.clone());
         if self.order.len() > MOST
             && let Some(oldest) = self.order.pop_front()
@@ -53,12 +57,11 @@ impl Secrets {
         new
     }
 
-    fn take(&mut self, one: &str) -> bool {
-        let had = self.known.remove(one);
-        if had {
-            self.order.retain(|kept| kept != one);
-        }
-        had
+    /// Removes a secret and returns when it was made.
+    fn take(&mut self, one: &str) -> Option<Instant> {
+        let made = self.known.remove(one)?;
+        self.order.retain(|kept| kept != one);
+        Some(made)
     }
 }
 
@@ -106,8 +109,12 @@ impl Sessions {
 
     /// Exchanges a ticket for the value of a `Set-Cookie` header.
     pub fn enter(&self, ticket: &str) -> Option<String> {
-        let entered = lock(&self.tickets).take(ticket);
-        entered.then(|| {
+        self.enter_at(ticket, Instant::now())
+    }
+
+    fn enter_at(&self, ticket: &str, now: Instant) -> Option<String> {
+        let made = lock(&self.tickets).take(ticket)?;
+        (now.saturating_duration_since(made) < TICKET).then(|| {
             let cookie = lock(&self.cookies).add();
             format!(
                 "{}={cookie}; Path=/; HttpOnly; SameSite=Strict",
@@ -129,7 +136,7 @@ impl Sessions {
             .filter_map(|h| h.to_str().ok());
         let mut pairs = texts.flat_map(|text| text.split(';'));
         pairs.any(|pair| match pair.trim().split_once('=') {
-            Some((of, value)) => of == name && lock(&self.cookies).known.contains(value),
+            Some((of, value)) => of == name && lock(&self.cookies).known.contains_key(value),
             None => false,
         })
     }
@@ -198,6 +205,21 @@ mod tests {
             assert!(!sessions.knows(&headers(&[(COOKIE, wrong)])), "{wrong}");
         }
         assert!(!sessions.knows(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn a_ticket_that_nobody_uses_ends_after_ten_minutes() {
+        let sessions = Sessions::new(SocketAddr::from(([127, 0, 0, 1], 7000)));
+        let made = Instant::now();
+        let (soon, late) = (sessions.ticket(), sessions.ticket());
+        assert!(
+            sessions
+                .enter_at(&soon, made + TICKET - Duration::from_secs(1))
+                .is_some()
+        );
+        let after = Instant::now() + TICKET;
+        assert_eq!(sessions.enter_at(&late, after), None);
+        assert_eq!(sessions.enter_at(&late, made), None, "it has ended");
     }
 
     #[test]

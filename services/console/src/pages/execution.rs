@@ -10,6 +10,7 @@ use fiec_schemas::{ExecutionId, Tenant, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::remedy::{self, Button};
 use super::{Form, Frame, answer, missing, quoted};
 use crate::database::Query;
 use crate::hub::Hub;
@@ -197,6 +198,8 @@ struct Page {
     frame: Frame,
     summary: Summary,
     why: Option<Why>,
+    /// What would help and can be asked for here.
+    helps: Vec<Button>,
     placements: Vec<Placement>,
     moves: Vec<Move>,
     events: Vec<Event>,
@@ -242,9 +245,9 @@ impl Page {
         )
     }
 
-    /// What can be asked for in its phase.
-    fn actions(&self) -> &'static [&'static str] {
-        match self.summary.phase.as_str() {
+    /// What can be asked for in its phase, besides what would help.
+    fn actions(&self) -> Vec<&'static str> {
+        let all: &[&'static str] = match self.summary.phase.as_str() {
             "started" | "bound" => &["move", "pause", "cancel", "adjust"],
             "pending" => &["pause", "cancel", "adjust"],
             "paused" => &["resume", "cancel", "adjust"],
@@ -252,7 +255,9 @@ impl Page {
             "failed" | "cancelled" => &["retry"],
             "verifying" => &["cancel"],
             _ => &[],
-        }
+        };
+        let helps = |what: &str| self.helps.iter().any(|one| one.what == what);
+        all.iter().copied().filter(|what| !helps(what)).collect()
     }
 
     /// Capsules of one that has completed.
@@ -433,9 +438,9 @@ pub async fn page(
     let points: Vec<Point> = frame.rows(hub, "Numbers", &with(SERIES)).await;
     let events = frame.rows(hub, "Events", &with(EVENTS)).await;
     let outputs = frame.rows(hub, "Outputs", &with(OUTPUTS)).await;
-    let why = match summary.finished_at {
-        Some(_) => None,
-        None => match why(hub, &summary.tenant, &id).await {
+    let why = match summary.phase.as_str() {
+        "completed" | "returned" => None,
+        _ => match why(hub, &summary.tenant, &name).await {
             Ok(why) => why,
             Err(trouble) => {
                 frame
@@ -456,6 +461,9 @@ pub async fn page(
         reached: reached(&boundaries, from, until),
         marks: moves.iter().map(|m| share(m.at, from, until)).collect(),
         curves: curves(points),
+        helps: why
+            .as_ref()
+            .map_or_else(Vec::new, |why| remedy::buttons(&why.remedies, &id)),
         frame,
         summary,
         why,

@@ -4,11 +4,13 @@
 pub mod act;
 pub mod batch;
 pub mod batches;
+pub mod devices;
 pub mod execution;
 pub mod executions;
 pub mod log;
 pub mod nodes;
 pub mod overview;
+pub mod remedy;
 pub mod sql;
 
 use askama::Template;
@@ -174,8 +176,20 @@ impl Listed {
         self.client_id.as_deref().unwrap_or(&self.execution)
     }
 
-    /// Share of its boundaries that are committed, in percent.
+    /// Boundaries that it has reached: all, once it has completed.
+    pub fn reached(&self) -> i64 {
+        match self.phase.as_str() {
+            "completed" => self.boundaries_in_all.unwrap_or(self.boundary),
+            _ => self.boundary,
+        }
+    }
+
+    /// Share of its boundaries that are committed, in percent. None for one that has completed: its last
+    /// boundaries need no commit.
     pub fn percent(&self) -> Option<i64> {
+        if self.phase == "completed" {
+            return None;
+        }
         let all = self.boundaries_in_all.filter(|all| *all > 0)?;
         Some((self.boundary.saturating_mul(100) / all).clamp(0, 100))
     }

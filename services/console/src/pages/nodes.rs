@@ -10,6 +10,7 @@ use fiec_schemas::messages::{NodeStatus, StandingKind, Viability};
 use fiec_schemas::{NodeId, Reading, Signal, Threshold, Timestamp};
 use serde::Serialize;
 
+use super::devices::{self, Device, Holder};
 use super::{Form, Frame, answer};
 use crate::hub::FIRST;
 use crate::server::Shared;
@@ -44,8 +45,10 @@ pub struct Node {
     pub silent: Option<String>,
     /// Processors and memory, in words.
     pub machine: String,
-    /// Its signals; devices behind the host.
+    /// Its signals.
     pub signals: Vec<Gauge>,
+    /// Its devices, each GPU before its slices.
+    pub devices: Vec<Device>,
     /// Executions that compute there.
     pub executions: Vec<Runs>,
 }
@@ -222,7 +225,8 @@ fn node(status: NodeStatus, crossings: &mut Crossings) -> Node {
                 source: reading.source.clone(),
             }
         });
-    let signals = signals.collect();
+    let mut signals: Vec<Gauge> = signals.collect();
+    let devices = devices::of(&descriptor.substrates, &mut signals);
     let running = vector.iter().flat_map(|vector| &vector.running);
     let executions = running.map(|run| Runs {
         execution: run.execution.to_string(),
@@ -251,6 +255,7 @@ fn node(status: NodeStatus, crossings: &mut Crossings) -> Node {
             descriptor.isa
         ),
         signals,
+        devices,
         executions: executions.collect(),
     }
 }
@@ -263,6 +268,8 @@ fn raw(reading: &Reading) -> String {
         "mW" => format!("{:.1} W", value / 1e3),
         "us" => format!("{:.2} ms", value / 1e3),
         "percent" => format!("{value:.0} %"),
+        "ratio" => format!("{value:.3}"),
+        "event" => format!("{value:.0} errors"),
         unit => format!("{value:.3} {unit}"),
     };
     match (reading.raw, reading.limit) {
@@ -277,6 +284,18 @@ fn raw(reading: &Reading) -> String {
 struct Page {
     frame: Frame,
     nodes: Option<Arc<Nodes>>,
+    /// Executions that hold devices.
+    holders: Vec<Holder>,
+}
+
+impl Page {
+    /// Those that hold a device of a node.
+    fn holders_of(&self, node: &Node, device: &Device) -> Vec<&Holder> {
+        let is = |holder: &&Holder| {
+            holder.node.as_deref() == Some(node.name.as_str()) && holder.substrate == device.id
+        };
+        self.holders.iter().filter(is).collect()
+    }
 }
 
 /// `/nodes`
@@ -289,5 +308,19 @@ pub async fn page(State(shared): State<Arc<Shared>>, Given(form): Given<Form>) -
     let mut frame = Frame::new("Nodes", "nodes", "nodes").command("fiec nodes --wide");
     frame.old("Nodes", &known);
     let nodes = known.value;
-    answer(&Page { frame, nodes }, &form)
+    let has_devices = |nodes: &Nodes| nodes.0.iter().any(|node| !node.devices.is_empty());
+    let holders = match nodes.as_deref().is_some_and(has_devices) {
+        true => {
+            frame
+                .rows(hub, "Holders of devices", &devices::holders())
+                .await
+        }
+        false => Vec::new(),
+    };
+    let page = Page {
+        frame,
+        nodes,
+        holders,
+    };
+    answer(&page, &form)
 }

@@ -23,11 +23,13 @@ use crate::exit::Outcome;
 const ANSWER: Duration = Duration::from_secs(3);
 /// Most bytes of its answer.
 const MOST: u64 = 16 * 1024;
+/// Length of a ticket.
+const TICKET: usize = 64;
 
 /// Show what runs, waits, fails and moves in a browser
 ///
-/// Prints an address that is good once. If a console of yours runs on this machine, as that of
-/// `fiec up`, the address is of that one.
+/// Prints an address that is good once, within ten minutes. If a console of yours for this tenant runs
+/// on this machine, as that of `fiec up`, the address is of that one.
 #[derive(Debug, Args)]
 pub struct ConsoleArgs {
     /// Loopback address to listen on [default: a free port of 127.0.0.1]
@@ -41,8 +43,19 @@ pub struct ConsoleArgs {
 #[derive(Debug, Serialize, Deserialize)]
 struct ConsoleFile {
     pid: u32,
+    /// When the process started, as the kernel counts. Another process with this id has another time.
+    started: u64,
     addr: SocketAddr,
+    tenant: Tenant,
     key: Secret,
+}
+
+/// When a process started, in the kernel's ticks since the boot. None if there is no such process.
+fn started(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name of the process, in brackets, may contain blanks and brackets.
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_whitespace().nth(19)?.parse().ok()
 }
 
 impl ConsoleFile {
@@ -54,8 +67,12 @@ impl ConsoleFile {
     fn read() -> Option<Self> {
         let text = std::fs::read(Self::path()?).ok()?;
         let file: Self = serde_json::from_slice(&text).ok()?;
-        let process = std::path::Path::new("/proc").join(file.pid.to_string());
-        process.exists().then_some(file)
+        file.runs().then_some(file)
+    }
+
+    /// Whether the process of this file still runs.
+    fn runs(&self) -> bool {
+        started(self.pid) == Some(self.started)
     }
 
     /// Asks for a ticket, and returns the address with it.
@@ -75,13 +92,17 @@ impl ConsoleFile {
         };
         let answer = tokio::time::timeout(ANSWER, ask).await??;
         match answer.split_once("\r\n\r\n") {
-            Some((head, ticket)) if head.starts_with("HTTP/1.1 200 ") => {
-                let ticket = ticket.trim();
+            // Another server at this address may also answer 200.
+            Some((head, ticket)) if head.starts_with("HTTP/1.1 200 ") && is_ticket(ticket) => {
                 Ok(format!("http://{}/enter?ticket={ticket}", self.addr))
             }
             _ => bail!("the console at {} gives no ticket", self.addr),
         }
     }
+}
+
+fn is_ticket(text: &str) -> bool {
+    text.len() == TICKET && text.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
 /// A console of this process, which other commands of this user find.
@@ -109,15 +130,18 @@ impl Console {
             broker,
             database,
             who: who(),
-            tenant,
+            tenant: tenant.clone(),
         };
         let running = fiec_console::start(options, stop).await?;
         let mut is_found = false;
         if ConsoleFile::read().is_none()
             && let Some(path) = ConsoleFile::path()
         {
+            let pid = std::process::id();
             let file = ConsoleFile {
-                pid: std::process::id(),
+                pid,
+                started: started(pid).unwrap_or_default(),
+                tenant,
                 addr: running.addr(),
                 key: running.key().expose().into(),
             };
@@ -153,12 +177,17 @@ impl Console {
 /// If the servers are not known, or it cannot listen.
 pub async fn run(args: ConsoleArgs, global: &Global) -> anyhow::Result<Outcome> {
     let is_own = args.listen.is_some() || global.nats.is_some() || global.database.is_some();
-    if !is_own
-        && let Some(running) = ConsoleFile::read()
-        && let Ok(entrance) = running.entrance().await
-    {
-        say(&entrance, global.json);
-        return Ok(Outcome::Done);
+    let tenant = args.tenant.tenant;
+    if !is_own && let Some(running) = ConsoleFile::read() {
+        if running.tenant != tenant {
+            eprintln!(
+                "The console at {} is for tenant {}. This command starts another one, for tenant {tenant}.",
+                running.addr, running.tenant
+            );
+        } else if let Ok(entrance) = running.entrance().await {
+            say(&entrance, global.json);
+            return Ok(Outcome::Done);
+        }
     }
     let addr = args.listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 0)));
     if !addr.ip().is_loopback() {
@@ -170,13 +199,7 @@ pub async fn run(args: ConsoleArgs, global: &Global) -> anyhow::Result<Outcome> 
     let mut broker = ConnectOptions::new(global.nats_url()?, "fiec console");
     broker.credentials.clone_from(&global.creds);
     let stop = CancellationToken::new();
-    let started = Console::start(
-        addr,
-        broker,
-        global.database_url()?,
-        args.tenant.tenant,
-        stop.clone(),
-    );
+    let started = Console::start(addr, broker, global.database_url()?, tenant, stop.clone());
     let console = started.await?;
     // Before anybody is told that it is there, and may end it.
     let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be heard")?;
@@ -198,5 +221,52 @@ fn say(entrance: &str, json: bool) {
     match json {
         true => println!("{}", json!({"console": entrance})),
         false => println!("{entrance}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(started: u64, addr: SocketAddr) -> ConsoleFile {
+        ConsoleFile {
+            pid: std::process::id(),
+            started,
+            addr,
+            tenant: "lab".parse().unwrap(),
+            key: "k".into(),
+        }
+    }
+
+    #[test]
+    fn a_process_that_got_the_id_of_a_console_is_none() {
+        let addr = SocketAddr::from(([127, 0, 0, 1], 1));
+        let own = started(std::process::id()).unwrap();
+        assert!(file(own, addr).runs());
+        assert!(!file(own - 1, addr).runs());
+        assert_eq!(started(u32::MAX), None);
+    }
+
+    #[tokio::test]
+    async fn an_answer_of_another_server_is_no_ticket() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let ticket = "0123456789abcdef".repeat(4);
+        let bodies = ["hello".to_owned(), ticket.clone()];
+        let server = async {
+            for body in bodies {
+                let (mut socket, _) = listener.accept().await.unwrap();
+                let mut request = [0; 1024];
+                let _ = socket.read(&mut request).await.unwrap();
+                let answer = format!("HTTP/1.1 200 OK\r\n\r\n{body}");
+                socket.write_all(answer.as_bytes()).await.unwrap();
+            }
+        };
+        let file = file(0, addr);
+        let ask = async {
+            assert!(file.entrance().await.is_err());
+            assert!(file.entrance().await.unwrap().ends_with(&ticket));
+        };
+        tokio::join!(server, ask);
     }
 }

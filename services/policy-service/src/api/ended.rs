@@ -1,7 +1,7 @@
 //! Why an execution has ended as it has, or is held, from the last message of its ledger.
 
 use fiec_schemas::event::Totals;
-use fiec_schemas::messages::Why;
+use fiec_schemas::messages::{Remedy, Why};
 use fiec_schemas::{Event, Fault, LedgerMessage, Owner, Phase};
 
 /// How it ended, whose fault that was, and what would help. `name`: the execution as its asker calls
@@ -18,15 +18,20 @@ pub(super) fn why(message: &LedgerMessage, name: &str) -> Why {
     };
     let whose = kind.map_or_else(String::new, |kind| format!("; {}", whose(kind.owner())));
     let mut would_help: Vec<String> = fault.and_then(would_help).into_iter().collect();
+    let mut remedies = Vec::new();
     if state.phase.kind().can_be_retried() {
         let then = if would_help.is_empty() { "" } else { "then " };
         would_help.push(format!(
             "{then}`fiec retry {name}`: it continues from its last commit"
         ));
+        remedies.push(Remedy::Retry {
+            more_memory_than: fault.and_then(memory_limit),
+        });
     }
     Why {
         summary: format!("{name} {how}{whose}{}", faults(&state.totals)),
         would_help,
+        remedies,
         phase: state.phase.kind(),
         candidates: Vec::new(),
         place: None,
@@ -79,6 +84,14 @@ fn faults(totals: &Totals) -> String {
     match some.is_empty() {
         true => String::new(),
         false => format!(". In its life: {}", some.join(", ")),
+    }
+}
+
+/// The memory that was not enough, in bytes.
+fn memory_limit(fault: &Fault) -> Option<u64> {
+    match fault {
+        Fault::OutOfMemory { limit_bytes, .. } => Some(*limit_bytes),
+        _ => None,
     }
 }
 
@@ -149,6 +162,12 @@ mod tests {
             "job-7 failed: no; that is charged to its program"
         );
         assert!(program.would_help[0].contains("entry"));
+        assert_eq!(
+            program.remedies,
+            [Remedy::Retry {
+                more_memory_than: None
+            }]
+        );
         let lost = said(failed(Fault::DataLost));
         assert_eq!(
             lost.summary,

@@ -142,6 +142,7 @@ mod tests {
             summary: summary.to_owned(),
             candidates: Vec::new(),
             would_help: Vec::new(),
+            remedies: Vec::new(),
             phase: PhaseKind::Pending,
             place: None,
             cause: None,

@@ -1,7 +1,7 @@
 //! Explanations for people.
 
 use fiec_schemas::duty::{Actor, Duty};
-use fiec_schemas::messages::{InForce, Place, Why};
+use fiec_schemas::messages::{InForce, Place, Remedy, Why};
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::substrate::HOST;
 use fiec_schemas::{Candidate, ExecutionId, NodeId};
@@ -115,6 +115,16 @@ pub(crate) fn why(life: &Lifecycle, of: &impl Reasons, now: Now, id: ExecutionId
         _ if noted => review.would_help,
         _ => Vec::new(),
     };
+    let remedies = match e.stage {
+        Stage::Pending if held.is_some() => Vec::new(),
+        Stage::Paused => vec![Remedy::Resume],
+        Stage::Held => vec![Remedy::Retry {
+            more_memory_than: None,
+        }],
+        Stage::Pending => review.requests,
+        _ if noted => review.requests,
+        _ => Vec::new(),
+    };
     let thresholds = here.map_or_else(Vec::new, |ix| in_force(life, id, ix));
     let would_move = here.map_or_else(Vec::new, |ix| would_move(life, id, ix, &thresholds));
     let may_move = here.is_some() && e.order().is_none();
@@ -123,6 +133,7 @@ pub(crate) fn why(life: &Lifecycle, of: &impl Reasons, now: Now, id: ExecutionId
         summary,
         candidates: review.candidates,
         would_help,
+        remedies,
         phase: e.stage.phase(),
         place: here.map(|ix| Place {
             node: name(ix).clone(),

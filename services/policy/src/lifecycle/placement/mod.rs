@@ -26,6 +26,7 @@ mod tests;
 use std::sync::Arc;
 
 use fiec_schemas::limits::CANDIDATES_LIMIT;
+use fiec_schemas::messages::Remedy;
 use fiec_schemas::substrate::HOST;
 use fiec_schemas::{Candidate, Decision, Timestamp};
 
@@ -144,6 +145,17 @@ pub struct Review {
     pub candidates: Vec<Candidate>,
     /// Changes that would help.
     pub would_help: Vec<String>,
+    /// Requests among these changes.
+    pub requests: Vec<Remedy>,
+}
+
+impl Review {
+    /// Adds a request, once, up to [`NAMES`] of them.
+    fn request(&mut self, request: Remedy) {
+        if self.requests.len() < NAMES && !self.requests.contains(&request) {
+            self.requests.push(request);
+        }
+    }
 }
 
 /// One question to all places.
@@ -447,9 +459,13 @@ pub fn review(
                 if let Some((by, words)) = ruled_out {
                     rejected.push(words);
                     lifted = Some(by.remedy());
+                    review.request(Remedy::Unpin);
                 } else {
                     rejected.push(reason.in_words(view.node, now.mono));
                     remedies.extend(reason.remedy(view.node));
+                    if let Some(request) = reason.request(view.node) {
+                        review.request(request);
+                    }
                 }
             }
             remedies.dedup();

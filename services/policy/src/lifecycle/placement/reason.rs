@@ -1,6 +1,7 @@
 //! The reasons against a place, in words, and their remedies.
 
 use fiec_schemas::machine::Unmet;
+use fiec_schemas::messages::Remedy;
 use fiec_schemas::package::is_built_in;
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::substrate::ComputeCapability;
@@ -318,6 +319,18 @@ impl Reason<'_> {
     /// True if the place lacks only capacity.
     pub(super) fn is_only_full(self) -> bool {
         matches!(self, Reason::Full { .. } | Reason::DeviceFull(_))
+    }
+
+    /// The request that lifts it, if there is one.
+    pub(super) fn request(self, node: &Node) -> Option<Remedy> {
+        let is_set_by_person = !node.flags.who.is_empty();
+        let node = node.id.clone();
+        match self {
+            Reason::Cordoned if is_set_by_person => Some(Remedy::Uncordon { node }),
+            Reason::Draining if is_set_by_person => Some(Remedy::Undrain { node }),
+            Reason::Revoked { .. } => Some(Remedy::Undrain { node }),
+            _ => None,
+        }
     }
 
     pub(super) fn remedy(self, node: &Node) -> Option<String> {
