@@ -5,6 +5,7 @@
 #[path = "../stage/mod.rs"]
 mod stage;
 
+mod client;
 mod container;
 mod containers;
 mod dense;

@@ -13,6 +13,17 @@ use std::sync::OnceLock;
 
 /// What the tests use where it can be had.
 const PACKAGES: [&str; 2] = ["numpy>=1.26,<3", "mypy>=1.10,<3"];
+/// What the client and the notebook need more.
+const CLIENT: [&str; 8] = [
+    "numpy>=1.26,<3",
+    "nats-py[nkeys]>=2.9,<3",
+    "blake3>=1,<2",
+    "psycopg[binary]>=3.1,<4",
+    "pandas>=2,<4",
+    "tqdm>=4.60,<5",
+    "nbclient>=0.10,<1",
+    "ipykernel>=6,<8",
+];
 
 /// Says something on stderr that is seen though the test passes.
 pub fn say(text: &str) {
@@ -48,6 +59,24 @@ impl Python {
             };
             Python { path, has_packages }
         })
+    }
+
+    /// The one of this process, with what the client and the notebook need. None, after saying so,
+    /// where pip cannot get that.
+    pub fn of_client() -> Option<&'static Self> {
+        static PYTHON: OnceLock<Option<Python>> = OnceLock::new();
+        let python = PYTHON.get_or_init(|| {
+            let own = Self::get();
+            let folder =
+                Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("python-client-{}", tag()));
+            let is_there = own.has_packages && fetch(&folder, &CLIENT);
+            let paths = std::env::split_paths(&own.path).chain([folder]);
+            is_there.then(|| Python {
+                path: std::env::join_paths(paths).unwrap(),
+                has_packages: true,
+            })
+        });
+        python.as_ref()
     }
 
     /// `python3` with these words, in the environment of a program.
@@ -93,8 +122,9 @@ pub fn fetch(folder: &Path, packages: &[&str]) -> bool {
             "install",
             "--quiet",
             "--no-input",
-            "--only-binary",
-            ":all:",
+            "--only-binary=:all:",
+            // There is no other form of it, and nothing in it is compiled.
+            "--no-binary=nkeys",
         ])
         .args([
             "--disable-pip-version-check",

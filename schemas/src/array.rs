@@ -14,6 +14,8 @@ use crate::submission::{FieldError, Submission};
 const INDEX: &str = "{index}";
 /// Text that the value of an element replaces.
 const VALUE: &str = "{value}";
+/// Begin of a text that a field of the value of an element replaces: `{value.rate}`.
+const FIELD: &str = "{value.";
 /// Most elements of an array.
 pub const ARRAY_LIMIT: u32 = 100_000;
 /// An array of more elements needs an id, from which their names follow: the answer to its
@@ -22,7 +24,8 @@ pub const LISTED_LIMIT: usize = 10_000;
 
 /// Makes a line an array: the same submission for each index, or for each value of a list. In
 /// parameters, labels and `after`, the index replaces the text `{index}`, and the value `{value}`.
-/// A parameter that is exactly `"{index}"` or `"{value}"` becomes the number or the value itself.
+/// Where the value is an object, `{value.rate}` is its field `rate`. A parameter that is exactly
+/// `"{index}"`, `"{value}"` or `"{value.rate}"` becomes the number or the value itself.
 /// The client's id gets the suffix `-<index>`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Fields", into = "Fields")]
@@ -206,28 +209,42 @@ impl<'a> Element<'a> {
             Array::Values(values) => values.get(nth),
             Array::Count(_) | Array::Range { .. } => None,
         };
-        let text = |value: &Value| match value {
-            Value::String(text) => text.clone(),
-            other => other.to_string(),
-        };
         let index = array.index(nth);
         Self {
             index,
             number: index.to_string(),
-            value: value.map(|value| (value, text(value))),
+            value: value.map(|value| (value, text_of(value))),
         }
     }
 
     fn put_in_text(&self, text: &str) -> String {
         let text = text.replace(INDEX, &self.number);
-        match &self.value {
-            Some((_, value)) => text.replace(VALUE, value),
-            None => text,
+        let Some((value, own)) = &self.value else {
+            return text;
+        };
+        let mut text = text.replace(VALUE, own);
+        if let (Value::Object(fields), true) = (value, text.contains(FIELD)) {
+            for (name, field) in fields {
+                text = text.replace(&format!("{FIELD}{name}}}"), &text_of(field));
+            }
         }
+        text
+    }
+
+    /// The value that a parameter becomes which is exactly this text.
+    fn named(&self, text: &str) -> Option<&Value> {
+        let (value, _) = self.value.as_ref()?;
+        if text == VALUE {
+            return Some(value);
+        }
+        value.get(text.strip_prefix(FIELD)?.strip_suffix('}')?)
     }
 
     fn put_into_text(&self, text: &mut String) {
-        if text.contains(INDEX) || text.contains(VALUE) {
+        if [INDEX, VALUE, FIELD]
+            .iter()
+            .any(|named| text.contains(named))
+        {
             *text = self.put_in_text(text);
         }
     }
@@ -235,16 +252,21 @@ impl<'a> Element<'a> {
     fn put_into(&self, value: &mut Value) {
         match value {
             Value::String(text) if text == INDEX => *value = Value::from(self.index),
-            Value::String(text) if text == VALUE => {
-                if let Some((own, _)) = &self.value {
-                    *value = (*own).clone();
-                }
-            }
-            Value::String(text) => self.put_into_text(text),
+            Value::String(text) => match self.named(text) {
+                Some(own) => *value = own.clone(),
+                None => self.put_into_text(text),
+            },
             Value::Array(list) => list.iter_mut().for_each(|v| self.put_into(v)),
             Value::Object(map) => map.values_mut().for_each(|v| self.put_into(v)),
             Value::Null | Value::Bool(_) | Value::Number(_) => {}
         }
+    }
+}
+
+fn text_of(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
     }
 }
 
@@ -335,7 +357,7 @@ impl Elements {
         };
         let texts = values.iter().map(|value| value.to_string().len());
         let labels = self.plain.labels.values();
-        let in_labels: usize = labels.map(|label| label.matches(VALUE).count()).sum();
+        let in_labels: usize = labels.map(|label| uses_in(label)).sum();
         let uses = uses_of_value(&self.plain.params) + in_labels;
         plain.0 + uses.saturating_mul(texts.max().unwrap_or(0))
     }
@@ -376,9 +398,14 @@ impl io::Write for Counted {
     }
 }
 
+/// How often a text names the value, or a field of it.
+fn uses_in(text: &str) -> usize {
+    text.matches(VALUE).count() + text.matches(FIELD).count()
+}
+
 fn uses_of_value(params: &Value) -> usize {
     match params {
-        Value::String(text) => text.matches(VALUE).count(),
+        Value::String(text) => uses_in(text),
         Value::Array(list) => list.iter().map(uses_of_value).sum(),
         Value::Object(map) => map.values().map(uses_of_value).sum(),
         Value::Null | Value::Bool(_) | Value::Number(_) => 0,
@@ -409,6 +436,26 @@ mod tests {
         );
         // An element is a submission that a client could have sent.
         assert_eq!(Submission::parse(second.as_bytes()).unwrap(), all[1]);
+    }
+
+    #[test]
+    fn a_field_of_a_value_stands_where_the_line_names_it() {
+        let all = expanded(
+            r#"{"id":"lr","program":"mine@1","array":{"values":[{"lr":0.1,"net":"a b"},{"lr":1,"net":[2]},7]},
+                "params":{"rate":"{value.lr}","deep":["{value.net}"],"name":"{value.net}-{value.lr}-{index}",
+                          "other":"{value.none}"},
+                "labels":{"lr":"{value.lr}"}}"#,
+        )
+        .unwrap();
+        let params: Vec<_> = all.iter().map(|one| one.params.clone()).collect();
+        let expected = [
+            serde_json::json!({"rate": 0.1, "deep": ["a b"], "name": "a b-0.1-0", "other": "{value.none}"}),
+            serde_json::json!({"rate": 1, "deep": [[2]], "name": "[2]-1-1", "other": "{value.none}"}),
+            serde_json::json!({"rate": "{value.lr}", "deep": ["{value.net}"],
+                               "name": "{value.net}-{value.lr}-2", "other": "{value.none}"}),
+        ];
+        assert_eq!(params, expected);
+        assert_eq!(all[0].labels["lr"], "0.1");
     }
 
     #[test]

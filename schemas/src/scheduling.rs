@@ -284,7 +284,7 @@ impl Adjustment {
         take(&mut self.device_memory_bytes, &later.device_memory_bytes);
     }
 
-    /// Applies the change to a submission. It needs at least the memory that it asks for.
+    /// Applies the change to a submission.
     pub fn apply(&self, spec: &mut Submission) {
         self.apply_to(
             &mut spec.priority,
@@ -311,12 +311,12 @@ impl Adjustment {
         if let Some(exclude) = &self.exclude {
             requires.exclude.clone_from(exclude);
         }
-        requires.memory_bytes = requires.memory_bytes.max(self.memory_bytes);
+        requires.memory_bytes = self.memory_bytes.or(requires.memory_bytes);
         if let Some(device) = &mut requires.device {
             let asked = self.device_memory_bytes;
-            device.memory_bytes = device.memory_bytes.max(asked);
+            device.memory_bytes = asked.or(device.memory_bytes);
             if device.share_bytes.is_some() {
-                device.share_bytes = device.share_bytes.max(asked);
+                device.share_bytes = asked.or(device.share_bytes);
             }
         }
     }
@@ -441,5 +441,29 @@ mod tests {
         assert!(spec.requires.nodes.is_empty());
         assert_eq!(spec.requires.memory_bytes, Some(7));
         assert_eq!(spec.viability, first.viability);
+    }
+
+    #[test]
+    fn changes_one_after_the_other_come_to_the_same_as_together() {
+        let line =
+            r#"{"program":"synthetic@1","requires":{"memory_bytes":9,"device":{"share_bytes":5}}}"#;
+        let changes: Vec<Adjustment> = [
+            r#"{"memory_bytes":100,"device_memory_bytes":70}"#,
+            r#"{"memory_bytes":8,"priority":1}"#,
+            r#"{"device_memory_bytes":6}"#,
+        ]
+        .map(|text| serde_json::from_str(text).unwrap())
+        .into();
+        let (mut stepwise, mut together) = (parse(line).unwrap(), parse(line).unwrap());
+        let mut all = Adjustment::default();
+        for change in &changes {
+            change.apply(&mut stepwise);
+            all.merge(change);
+        }
+        all.apply(&mut together);
+        assert_eq!(stepwise, together);
+        // Memory that was asked for by mistake can be given back.
+        assert_eq!(stepwise.requires.memory_bytes, Some(8));
+        assert_eq!(stepwise.requires.device.unwrap().share_bytes, Some(6));
     }
 }

@@ -13,6 +13,7 @@ use fiec_kit::Reserved;
 use fiec_kit::frames::Order;
 use fiec_schemas::event::ExecutionState;
 use fiec_schemas::package::Grant;
+use fiec_schemas::requirements::Requirements;
 use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::{Event, ExecutionId};
 
@@ -183,6 +184,7 @@ impl Runner {
             let reason = format!("{reason}; its submission requires no device");
             return Reserved::Refused { reason };
         }
+        let wish = no_less(&self.spec.requires, wish);
         let asked = self.asked.get_or_insert_default();
         let change = Adjustment {
             memory_bytes: wish.memory_bytes.filter(|b| Some(*b) > asked.memory_bytes),
@@ -202,9 +204,51 @@ impl Runner {
     }
 }
 
+/// The wish, at least as large as what the submission requires, which it replaces.
+fn no_less(requires: &Requirements, wish: Reserve) -> Reserve {
+    let device = requires.device.as_ref();
+    let on_device = device.and_then(|device| device.memory_bytes.max(device.share_bytes));
+    Reserve {
+        memory_bytes: wish
+            .memory_bytes
+            .map(|b| b.max(requires.memory_bytes.unwrap_or(0))),
+        device_memory_bytes: wish
+            .device_memory_bytes
+            .map(|b| b.max(on_device.unwrap_or(0))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_wish_does_not_lower_what_the_submission_requires() {
+        let text = r#"{"memory_bytes":9,"device":{"share_bytes":5}}"#;
+        let requires: Requirements = serde_json::from_str(text).unwrap();
+        let small = no_less(
+            &requires,
+            Reserve {
+                memory_bytes: Some(7),
+                device_memory_bytes: Some(2),
+            },
+        );
+        assert_eq!(
+            (small.memory_bytes, small.device_memory_bytes),
+            (Some(9), Some(5))
+        );
+        let large = no_less(
+            &requires,
+            Reserve {
+                memory_bytes: Some(10),
+                device_memory_bytes: None,
+            },
+        );
+        assert_eq!(
+            (large.memory_bytes, large.device_memory_bytes),
+            (Some(10), None)
+        );
+    }
 
     #[test]
     fn nobody_is_granted_what_others_have() {

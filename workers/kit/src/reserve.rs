@@ -56,7 +56,7 @@ pub enum Reserved {
         /// The missing memory, described.
         reason: String,
     },
-    /// No node has the memory.
+    /// It may run on this node alone, or has no device to ask memory of.
     Refused {
         /// The reason.
         reason: String,

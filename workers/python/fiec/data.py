@@ -28,6 +28,9 @@ class Batches:
     ) -> None:
         """``epochs=None``: endless. ``seed=None``: in order. ``drop_last``: without the batch that
         is smaller than ``size``."""
+        for name, number in (("items", items), ("size", size)):
+            if not isinstance(number, int):
+                raise TypeError(f"Batches: {name} is a number, but is a {type(number).__name__}")
         if items < 1 or size < 1 or (drop_last and size > items):
             raise ValueError(f"{items} items in batches of {size} make no batch")
         self.items, self.size, self.epochs = items, size, epochs

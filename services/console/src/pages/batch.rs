@@ -30,7 +30,7 @@ const PACE: &str = "SELECT count(*) AS ended, \
     extract(epoch FROM now() - min(finished_at))::float8 AS over_s FROM (\
     SELECT finished_at FROM executions WHERE batch_id = $1::uuid AND phase IN ('completed', 'failed') \
     ORDER BY finished_at DESC LIMIT 500) e";
-/// What its members wait for, and how many of them do.
+/// What its members come after, and how many of them do.
 const AFTER: &str = "SELECT coalesce(a ->> 'batch', a ->> 'array', a ->> 'id', a #>> '{}') AS name, \
     CASE WHEN a ? 'batch' THEN 'batch' WHEN a ? 'array' THEN 'array' ELSE 'execution' END AS kind, \
     count(*) AS members FROM executions e CROSS JOIN LATERAL jsonb_array_elements(\

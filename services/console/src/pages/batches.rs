@@ -84,6 +84,21 @@ impl Batch {
             .collect()
     }
 
+    /// What can be asked for.
+    pub fn actions(&self) -> Vec<&'static str> {
+        let lives = self.executions > self.done();
+        let can_retry = self.failed + self.cancelled + self.held > 0;
+        [
+            ("cancel", lives),
+            ("pause", lives),
+            ("resume", self.paused > 0),
+            ("retry", can_retry),
+        ]
+        .into_iter()
+        .filter_map(|(what, applies)| applies.then_some(what))
+        .collect()
+    }
+
     /// Members that have ended.
     pub fn done(&self) -> i64 {
         self.completed + self.failed + self.cancelled
@@ -99,7 +114,7 @@ struct Page {
 
 /// `/batches`
 pub async fn page(State(shared): State<Arc<Shared>>, Given(form): Given<Form>) -> Response {
-    let mut frame = Frame::new("Batches", "batches", "overview").command("fiec batch ls");
+    let mut frame = Frame::new("Batches", "batches", "overview").command("psql service=fiec -c 'SELECT * FROM batch_summary ORDER BY first_submitted_at DESC LIMIT 50'");
     let batches = frame.rows(&shared.hub, "Batches", &Query::of(LIST)).await;
     answer(&Page { frame, batches }, &form)
 }

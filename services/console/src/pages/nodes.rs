@@ -8,13 +8,23 @@ use axum::extract::{Query as Given, State};
 use axum::response::Response;
 use fiec_schemas::messages::{NodeStatus, StandingKind, Viability};
 use fiec_schemas::{NodeId, Reading, Signal, Threshold, Timestamp};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::devices::{self, Device, Holder};
 use super::{Form, Frame, answer};
+use crate::database::Query;
 use crate::hub::FIRST;
 use crate::server::Shared;
 use crate::words;
+
+const NAMES: &str = "SELECT id::text AS execution, client_id FROM executions \
+    WHERE client_id IS NOT NULL AND id = ANY(string_to_array($1, ',')::uuid[])";
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Named {
+    execution: String,
+    client_id: String,
+}
 
 /// All nodes, by name.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -286,9 +296,16 @@ struct Page {
     nodes: Option<Arc<Nodes>>,
     /// Executions that hold devices.
     holders: Vec<Holder>,
+    /// The ids that clients gave to executions that compute.
+    names: HashMap<String, String>,
 }
 
 impl Page {
+    /// What an execution is called.
+    fn name_of<'a>(&'a self, run: &'a Runs) -> &'a str {
+        self.names.get(&run.execution).unwrap_or(&run.execution)
+    }
+
     /// Those that hold a device of a node.
     fn holders_of(&self, node: &Node, device: &Device) -> Vec<&Holder> {
         let is = |holder: &&Holder| {
@@ -317,10 +334,25 @@ pub async fn page(State(shared): State<Arc<Shared>>, Given(form): Given<Form>) -
         }
         false => Vec::new(),
     };
+    let running = nodes.iter().flat_map(|nodes| &nodes.0);
+    let running: Vec<&str> = running
+        .flat_map(|node| &node.executions)
+        .map(|run| run.execution.as_str())
+        .collect();
+    let names: Vec<Named> = match running.is_empty() {
+        true => Vec::new(),
+        false => {
+            let names = Query::of(NAMES).with(running.join(","));
+            frame.rows(hub, "Names of executions", &names).await
+        }
+    };
+    let names = names.into_iter().map(|n| (n.execution, n.client_id));
+    let names = names.collect();
     let page = Page {
         frame,
         nodes,
         holders,
+        names,
     };
     answer(&page, &form)
 }

@@ -299,6 +299,21 @@ fn as_json(members: &[Member]) -> String {
     format!("[\n{}\n]\n", lines.collect::<Vec<_>>().join(",\n"))
 }
 
+/// The result of one execution, as CSV: a row under its columns.
+///
+/// # Errors
+/// If it cannot be written.
+pub fn one_as_csv(name: &str, execution: ExecutionId, result: Value) -> anyhow::Result<String> {
+    as_csv(&[Member {
+        seq: 0,
+        execution,
+        client_id: ClientId::new(name).ok(),
+        phase: PhaseKind::Completed,
+        result,
+        failure: None,
+    }])
+}
+
 /// A result that is no object is the column `result`.
 fn as_csv(members: &[Member]) -> anyhow::Result<String> {
     let fields = |member: &Member| -> BTreeMap<String, Value> {

@@ -24,7 +24,7 @@ pub struct ResultArgs {
     /// All of a batch: its name, or its UUID
     #[arg(long)]
     pub batch: Option<String>,
-    /// Of several executions: a row for each, a column for each field
+    /// As CSV: a row for each execution, a column for each field
     #[arg(long)]
     pub csv: bool,
     /// Folder for all outputs, each under its name; of several executions, in a folder for each
@@ -82,7 +82,11 @@ pub async fn run(args: ResultArgs, global: &Global) -> anyhow::Result<Outcome> {
         }
         return Ok(outcome.unwrap_or(Outcome::Failed));
     }
-    println!("{}", end.result.unwrap_or(Value::Null));
+    let result = end.result.unwrap_or(Value::Null);
+    match args.csv {
+        true => print!("{}", group::one_as_csv(id, execution, result)?),
+        false => println!("{result}"),
+    }
     match &args.output {
         Some(folder) => output::fetch_all(tenant, id, folder, global).await,
         None => Ok(Outcome::Done),

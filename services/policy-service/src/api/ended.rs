@@ -19,10 +19,20 @@ pub(super) fn why(message: &LedgerMessage, name: &str) -> Why {
     let whose = kind.map_or_else(String::new, |kind| format!("; {}", whose(kind.owner())));
     let mut would_help: Vec<String> = fault.and_then(would_help).into_iter().collect();
     let mut remedies = Vec::new();
-    if state.phase.kind().can_be_retried() {
-        let then = if would_help.is_empty() { "" } else { "then " };
+    // A retry has the same package.
+    let is_in_vain = matches!(fault, Some(Fault::BrokenPackage));
+    if state.phase.kind().can_be_retried() && !is_in_vain {
+        let then = match (fault, would_help.is_empty()) {
+            (Some(Fault::Reported | Fault::Limit), false) => "or ",
+            (_, false) => "then ",
+            (_, true) => "",
+        };
+        let from = match &state.boundary {
+            Some(boundary) => format!("continues from boundary {}", boundary.index),
+            None => "starts from the beginning".to_owned(),
+        };
         would_help.push(format!(
-            "{then}`fiec retry {name}`: it continues from its last commit"
+            "{then}`fiec retry {name}`: it {from}, with the same program and parameters"
         ));
         remedies.push(Remedy::Retry {
             more_memory_than: fault.and_then(memory_limit),
@@ -98,12 +108,14 @@ fn memory_limit(fault: &Fault) -> Option<u64> {
 fn would_help(fault: &Fault) -> Option<String> {
     Some(match fault {
         Fault::BrokenPackage => {
-            "a version of the package whose `entry` is one of its files, with execute permission"
+            "a new version of the package whose `entry` is one of its files, with execute \
+             permission; a new submission names it"
                 .to_owned()
         }
-        Fault::Limit => "a higher value of the limit in the reason: in the program's manifest, or \
-                         more memory (`fiec retry --memory`)"
+        Fault::Limit => "what the reason names, changed in the manifest of a new version of the \
+                         package; a new submission names it"
             .to_owned(),
+        Fault::Reported => "a new submission without what the program objects to".to_owned(),
         Fault::ComputedLimit => {
             "`fiec retry`: it may then compute as long again; a higher `limit.computed_s` in new \
              submissions"
@@ -162,8 +174,17 @@ mod tests {
             "job-7 failed: no; that is charged to its program"
         );
         assert!(program.would_help[0].contains("entry"));
+        // It would fail again.
+        assert!(program.remedies.is_empty() && program.would_help.len() == 1);
+        let reported = said(failed(Fault::Reported));
+        assert!(reported.would_help[0].contains("new submission"));
         assert_eq!(
-            program.remedies,
+            reported.would_help[1],
+            "or `fiec retry job-7`: it starts from the beginning, with the same program and \
+             parameters"
+        );
+        assert_eq!(
+            reported.remedies,
             [Remedy::Retry {
                 more_memory_than: None
             }]

@@ -28,12 +28,29 @@ pub(crate) fn why(life: &Lifecycle, of: &impl Reasons, now: Now, id: ExecutionId
     #[expect(clippy::cast_precision_loss, reason = "a time below 2^52")]
     let waited = now.mono.since(e.since) as f64 / 1_000.0;
     let held = of.held_in_words(life, id);
+    let here = e.stage.node();
+    let apart = life.apart_from(now, id);
+    let ask = Ask {
+        apart,
+        ..Ask::of(e)
+    }
+    .leaves(here.map(|node| Leaving::Place(node, e.device())));
+    let change = e.extra.as_ref().and_then(|x| x.adjusted.as_deref());
+    let operators = change.map(|change| Operators {
+        execution: id,
+        change,
+    });
+    let mut review = life.review(now, &ask, operators);
     let mut summary = match e.stage {
         Stage::Pending if e.profile == ProfileIx::UNKNOWN => {
             "pending: its submission is being fetched".to_owned()
         }
         Stage::Pending => {
-            let why = held.as_deref().unwrap_or("no node can take it now");
+            let nobody = match review.is_lasting {
+                true => "no node that has joined can ever take it",
+                false => "no node can take it now",
+            };
+            let why = held.as_deref().unwrap_or(nobody);
             format!("pending for {waited:.1} s: {why}")
         }
         Stage::Paused => "paused: it waits for `fiec resume`".to_owned(),
@@ -69,19 +86,6 @@ pub(crate) fn why(life: &Lifecycle, of: &impl Reasons, now: Now, id: ExecutionId
         }
     }
     summary += &of.notes_in_words(life, id);
-    let here = e.stage.node();
-    let apart = life.apart_from(now, id);
-    let ask = Ask {
-        apart,
-        ..Ask::of(e)
-    }
-    .leaves(here.map(|node| Leaving::Place(node, e.device())));
-    let change = e.extra.as_ref().and_then(|x| x.adjusted.as_deref());
-    let operators = change.map(|change| Operators {
-        execution: id,
-        change,
-    });
-    let mut review = life.review(now, &ask, operators);
     if let Some(here) = here {
         // For its own place, only the pressure there counts.
         let node = life.cluster().node(here);

@@ -147,6 +147,8 @@ pub struct Review {
     pub would_help: Vec<String>,
     /// Requests among these changes.
     pub requests: Vec<Remedy>,
+    /// True if no node that there is can ever take it.
+    pub is_lasting: bool,
 }
 
 impl Review {
@@ -449,11 +451,15 @@ pub fn review(
     let mut review = Review::default();
     // The command that lifts what operators restrict, if a place needs nothing else.
     let mut lifts = None;
+    // Nodes that the submission itself rules out.
+    let mut unfit = Vec::new();
+    let mut lasts = true;
     for view in search.views().filter(|view| !is_long_gone(view)) {
         let mut found = search.candidate(&view);
         if found.score.is_none() {
             // If there are several obstacles, all of them must change.
             let (mut rejected, mut remedies, mut lifted) = (Vec::new(), Vec::new(), None);
+            let mut lasts_here = false;
             for reason in reasons(&view) {
                 let ruled_out = operators.and_then(|by| Some((by, by.in_words(reason)?)));
                 if let Some((by, words)) = ruled_out {
@@ -462,6 +468,10 @@ pub fn review(
                     review.request(Remedy::Unpin);
                 } else {
                     rejected.push(reason.in_words(view.node, now.mono));
+                    lasts_here |= reason.is_lasting();
+                    if reason.is_of_submission() && unfit.last() != Some(&view.node.id) {
+                        unfit.push(view.node.id.clone());
+                    }
                     remedies.extend(reason.remedy(view.node));
                     if let Some(request) = reason.request(view.node) {
                         review.request(request);
@@ -477,8 +487,22 @@ pub fn review(
                 review.would_help.push(remedies.join(AND));
             }
             found.rejected = rejected;
+            lasts &= lasts_here;
+        } else {
+            lasts = false;
         }
         review.candidates.push(found);
+    }
+    review.is_lasting = lasts && !review.candidates.is_empty();
+    if !unfit.is_empty() {
+        let (named, more) = (reason::in_a_row(&unfit), unfit.len().saturating_sub(NAMES));
+        let more = if more > 0 {
+            format!(" and {more} more")
+        } else {
+            String::new()
+        };
+        let words = format!("other requirements in the submission (they rule out {named}{more})");
+        review.would_help.push(words);
     }
     review.would_help.dedup();
     if let Some(unpin) = lifts {

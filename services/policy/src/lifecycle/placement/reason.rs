@@ -50,7 +50,7 @@ impl Operators<'_> {
 }
 
 /// The first of these nodes, for people.
-fn in_a_row(nodes: &[NodeId]) -> String {
+pub(super) fn in_a_row(nodes: &[NodeId]) -> String {
     let names: Vec<_> = nodes.iter().take(NAMES).map(NodeId::as_str).collect();
     names.join(", ")
 }
@@ -321,6 +321,30 @@ impl Reason<'_> {
         matches!(self, Reason::Full { .. } | Reason::DeviceFull(_))
     }
 
+    /// True if the place would have to be another one: neither time nor an operator lifts it.
+    pub(super) fn is_lasting(self) -> bool {
+        matches!(self, Reason::NoDevice) || self.is_of_submission()
+    }
+
+    /// True if only other requirements in the submission lift it.
+    pub(super) fn is_of_submission(self) -> bool {
+        matches!(
+            self,
+            Reason::NotNamed(_)
+                | Reason::Excluded
+                | Reason::Memory { .. }
+                | Reason::Cores { .. }
+                | Reason::Bandwidth { .. }
+                | Reason::Machine(_)
+                | Reason::DeviceKind { .. }
+                | Reason::DeviceCapability { .. }
+                | Reason::DeviceUnits { .. }
+                | Reason::DeviceMemory { .. }
+                | Reason::DeviceCopies { .. }
+                | Reason::Label { .. }
+        )
+    }
+
     /// The request that lifts it, if there is one.
     pub(super) fn request(self, node: &Node) -> Option<Remedy> {
         let is_set_by_person = !node.flags.who.is_empty();
@@ -384,20 +408,6 @@ impl Reason<'_> {
             Reason::NoDevice => format!(
                 "a node with a device joining, or no `requires.device` in the submission ({id} has none)"
             ),
-            Reason::NotNamed(_)
-            | Reason::Excluded
-            | Reason::Memory { .. }
-            | Reason::Cores { .. }
-            | Reason::Bandwidth { .. }
-            | Reason::Machine(_)
-            | Reason::DeviceKind { .. }
-            | Reason::DeviceCapability { .. }
-            | Reason::DeviceUnits { .. }
-            | Reason::DeviceMemory { .. }
-            | Reason::DeviceCopies { .. }
-            | Reason::Label { .. } => {
-                format!("other requirements in the submission (they rule out {id})")
-            }
             _ => return None,
         })
     }
