@@ -146,6 +146,9 @@ def attempt(main: Main, run: Run, local: bool) -> End:
         result = main(run)
         engine.check()  # a program that caught a Stop has not completed
         run._ready()
+        if local:
+            # A short run commits nothing: what could not travel is said all the same.
+            run._encode()
         if run._merge is not None:
             raise Failed("a part is to be taken back, but the program has no run.each(tiles)")
         if engine.is_shared():

@@ -178,6 +178,21 @@ class LocalRuns(Folder):
                 self.assertEqual(done.returncode, status, done.stderr)
                 self.assertIn(said, done.stderr)
 
+    def test_a_state_that_cannot_travel_is_said_however_short_the_run_is(self) -> None:
+        program = self.cwd / "twice.py"
+        program.write_text(
+            "import fiec\n"
+            "def main(run):\n"
+            "    one = [1]\n"
+            "    run.state(a=one, b=one)\n"
+            "    return [step for step in run.steps(until=2)]\n"
+            "if __name__ == '__main__':\n"
+            "    fiec.main(main)\n"
+        )
+        done = self.run_it(program=str(program))
+        self.assertEqual(done.returncode, 65, done.stderr)
+        self.assertIn("state['b']", done.stderr)
+
     def test_an_object_is_read_from_the_local_folder_of_data(self) -> None:
         data = self.cwd / ".fiec" / "data"
         data.mkdir(parents=True)

@@ -2,6 +2,7 @@
 //! exits with 0 only if every printed claim was checked.
 
 mod checks;
+mod matrix;
 mod timeline;
 
 use std::path::{Path, PathBuf};
@@ -19,6 +20,7 @@ use serde_json::json;
 use crate::cluster::{Cluster, ClusterOptions};
 use crate::process::Process;
 
+pub use matrix::matrix;
 use timeline::Timeline;
 
 /// Run the whole path on this machine: three workers, real pressure, one rebinding, equal bits
@@ -194,21 +196,6 @@ fn left(began: Instant) -> anyhow::Result<Duration> {
         Some(left) => Ok(left),
         None => bail!("the demo has taken more than {PATIENCE:?}"),
     }
-}
-
-/// The matrix file, relative to the working directory or to the sources of this build.
-///
-/// # Errors
-/// If it is in neither place.
-pub fn matrix() -> anyhow::Result<PathBuf> {
-    let relative = Path::new("examples/data/bcsstk16.mtx");
-    let built = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../..")
-        .join(relative);
-    [relative.to_owned(), built]
-        .into_iter()
-        .find_map(|path| path.canonicalize().ok())
-        .context("examples/data/bcsstk16.mtx is not here: run the demo in the checkout")
 }
 
 /// Runs the submission without any server, node or boundary, on its own thread.

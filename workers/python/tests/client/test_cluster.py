@@ -64,8 +64,7 @@ def until(what: str, found: Callable[[], T | None]) -> T:
             value = found()
         except fiec.client.Unreachable:  # It has much to do.
             value = None
-        # A data frame is neither true nor false.
-        if value is not None and (len(value) if hasattr(value, "__len__") else value):
+        if value:
             return value
         time.sleep(0.05)
     raise AssertionError(f"{what}: not within {DEADLINE} s")
@@ -263,20 +262,10 @@ class Many(WithClient):
         self.assertEqual(sweep[5].params, {"steps": 3, "seed": 5, "fail_at": -1})
         self.assertEqual(sweep.counts(), {"completed": 7, "failed": 1})
         self.assertIn("8 executions", sweep._repr_html_())
-        frame = until(
-            "the history has all",
-            lambda: (
-                f
-                if len(
-                    f := self.client.sql(
-                        "SELECT client_id, phase FROM executions WHERE client_id LIKE %s",
-                        (f"{sweep.id}-%",),
-                    )
-                )
-                == 8
-                else None
-            ),
-        )
+        asked = "SELECT phase FROM executions WHERE client_id LIKE %s AND finished_at IS NOT NULL"
+        own = (f"{sweep.id}-%",)
+        until("the history has all ends", lambda: len(self.client.rows(asked, own)) == 8)
+        frame = self.client.sql(asked, own)
         self.assertEqual(sorted(frame["phase"].unique()), ["completed", "failed"])
 
     def test_every_combination_is_taken(self) -> None:
