@@ -62,7 +62,7 @@ async fn a_live_move_appears_without_a_reload_and_foreign_text_stays_text() {
         .await;
     let both = format!(
         "const text = document.querySelector('#log pre').textContent; window.printed ??= text.length; \
-         return text.includes(' {from} e1 stdout: boundary 1\\n') && text.includes(' {to} e2 stdout: ') \
+         return text.includes(' {from} e1 stdout: boundary ') && text.includes(' {to} e2 stdout: ') \
          && text.length > window.printed + 200 && !text.includes('missing')"
     );
     browser

@@ -20,4 +20,5 @@ mod reading_history;
 mod refusals;
 mod sight;
 mod telemetry;
+mod webhook;
 mod workflows;

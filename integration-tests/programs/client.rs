@@ -51,7 +51,7 @@ async fn the_python_client_submits_follows_moves_and_fetches() {
 
 #[tokio::test]
 async fn the_python_client_maps_over_many_and_survives_ctrl_c_and_a_cut() {
-    against_a_cluster(&["test_cluster.Many", "test_cluster.Outages"], 7).await;
+    against_a_cluster(&["test_cluster.Many", "test_cluster.Outages"], 8).await;
 }
 
 #[tokio::test]

@@ -124,6 +124,32 @@ fn the_kit_installs_by_pip_with_its_types() {
 }
 
 #[test]
+fn the_wheels_have_the_version_of_the_crates_and_need_each_other() {
+    let read = |path: &str| std::fs::read_to_string(root().join(path)).unwrap();
+    let version = env!("CARGO_PKG_VERSION");
+    let kit = read("workers/python/pyproject.toml");
+    let product = read("services/fiec/pyproject.toml");
+    let lab = read("services/lab/pyproject.toml");
+    for (text, name) in [(&kit, "fiec-kit"), (&product, "fiec"), (&lab, "fiec-lab")] {
+        assert!(
+            text.contains(&format!("\nname = \"{name}\"\nversion = \"{version}\"\n")),
+            "{name}"
+        );
+    }
+    assert!(
+        read("workers/python/fiec/__init__.py").contains(&format!("__version__ = \"{version}\""))
+    );
+    for needed in [
+        format!("\"fiec-kit=={version}\""),
+        format!("\"fiec-lab=={version}\""),
+        format!("\"fiec-kit[client]=={version}\""),
+        format!("\"fiec-kit[notebook]=={version}\""),
+    ] {
+        assert!(product.contains(&needed), "{needed}");
+    }
+}
+
+#[test]
 fn the_manifests_and_the_submission_of_the_examples_are_what_they_should_be() {
     let read = |name| std::fs::read(root().join("examples").join(name)).unwrap();
     let manifest = Manifest::parse(&read("python-training/fiec.json")).unwrap();

@@ -10,7 +10,7 @@ use tracing_subscriber::EnvFilter;
 use crate::commands::{
     adjust, batch, check, console, data, device, doctor, health, history, logs, ls, node, nodes,
     operate, output, program, quota, reconfigure, rejections, repair, result, retry, run_local,
-    serve, submit, wait, watch, why,
+    serve, submit, wait, watch, webhook, why,
 };
 use crate::context::Global;
 use crate::exit::{HELP, Outcome};
@@ -97,6 +97,7 @@ pub enum Command {
     /// Run the recorder, which folds the ledgers into PostgreSQL
     Recorder(serve::RecorderArgs),
     Console(console::ConsoleArgs),
+    Webhook(webhook::WebhookArgs),
     Device(device::DeviceArgs),
     Health(health::HealthArgs),
     /// Run programs for an agent, as its child process
@@ -136,7 +137,7 @@ pub fn start(command: Command, global: &Global) -> ExitCode {
     }
     let is_service = matches!(
         command,
-        Command::Worker(_) | Command::Policy(_) | Command::Recorder(_)
+        Command::Worker(_) | Command::Policy(_) | Command::Recorder(_) | Command::Webhook(_)
     );
     complete(global, is_service, run(command, global))
 }
@@ -262,6 +263,7 @@ async fn run(command: Command, global: &Global) -> anyhow::Result<Outcome> {
         Command::Policy(args) => serve::policy(args, global).await,
         Command::Recorder(args) => serve::recorder(args, global).await,
         Command::Console(args) => console::run(args, global).await,
+        Command::Webhook(args) => webhook::run(args, global).await,
         Command::Device(args) => device::run(&args, global),
         Command::Health(args) => health::run(args).await,
         Command::ProgramChild => Ok(Outcome::BadInput),

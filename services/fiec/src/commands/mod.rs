@@ -36,4 +36,5 @@ pub mod sharing;
 pub mod submit;
 pub mod wait;
 pub mod watch;
+pub mod webhook;
 pub mod why;

@@ -85,8 +85,8 @@ class AsyncClient:
     ) -> AsyncJob:
         """Submits one execution.
 
-            ``fields`` are those of a submission (``schemas/README.md``): ``batch``, ``requires``,
-            ``deadline``, … The same ``id`` with the same line is the same execution.
+        ``fields`` are those of a submission (``schemas/README.md``): ``batch``, ``requires``,
+        ``deadline``, … The same ``id`` with the same line is the same execution.
 
         Raises :class:`fiec.client.Refused`, :class:`fiec.client.Unreachable`.
         """
@@ -109,9 +109,9 @@ class AsyncClient:
     ) -> AsyncSweep:
         """Submits an execution for each of many parameters, as one array.
 
-            ``over`` has the values of each name, of which every combination is taken (``{"seed":
-            range(100), "lr": [0.1, 0.01]}``), or is a list of parameters. ``params`` are the same for
-            all. ``fields`` are those of a submission: ``batch``, ``at_once``, …
+        ``over`` has the values of each name, of which every combination is taken
+        (``{"seed": range(100), "lr": [0.1, 0.01]}``), or is a list of parameters. ``params`` are
+        the same for all. ``fields`` are those of a submission: ``batch``, ``at_once``, …
 
         Raises as :meth:`submit`, and ``ValueError``.
         """
@@ -136,9 +136,10 @@ class AsyncClient:
         id: str | None = None,
         **fields: Any,
     ) -> AsyncJob:
-        """Packs a script that uses the kit, or a folder with a ``fiec.json``, registers it by its
-            digest and submits it. ``outputs`` are names and patterns of a script's outputs, ``python``
-            is its interpreter on the nodes.
+        """Packs a script that uses the kit, or a folder with a ``fiec.json``, and submits it.
+
+        It is registered by its digest. ``outputs`` are names and patterns of a script's outputs,
+        ``python`` is its interpreter on the nodes.
 
         Raises as :meth:`submit`, and :class:`fiec.client.ClientError` for a package with a fault.
         """

@@ -66,7 +66,7 @@ class AsyncJob:
     async def status(self) -> Status:
         """How it stands now.
 
-            ``queued``: this program has submitted it, and it has no ledger yet.
+        ``queued``: this program has submitted it, and it has no ledger yet.
 
         Raises :class:`Missing`.
         """

@@ -290,6 +290,16 @@ class Many(WithClient):
         print(f"{MANY}: submitted {submitted:.1f} s, counted {known:.1f} s, cancelled {took:.1f} s")
 
 
+    def test_the_example_of_the_page_runs(self) -> None:
+        page = (Path(__file__).parents[2] / "CLIENT.md").read_text()
+        code = page.split("<!-- file: study.py -->\n```python\n")[1].split("```")[0]
+        ran = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE
+        )
+        self.assertEqual(ran.returncode, 0, ran.stderr)
+        self.assertEqual(ran.stdout.count("completed"), 49, ran.stdout)
+
+
 class Outages(WithClient):
     def test_ctrl_c_ends_the_wait_and_not_the_work(self) -> None:
         job = self.client.submit("synthetic@1", {"capsules": 100_000, "work_us": 5_000})
