@@ -6,6 +6,7 @@
 mod stage;
 
 mod client;
+mod chart;
 mod container;
 mod containers;
 mod dense;
@@ -20,5 +21,6 @@ mod python;
 mod python_moves;
 mod python_program;
 mod python_spread;
+mod slurm;
 mod stuck;
 mod time_limits;
