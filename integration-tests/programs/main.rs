@@ -5,8 +5,8 @@
 #[path = "../stage/mod.rs"]
 mod stage;
 
-mod client;
 mod chart;
+mod client;
 mod container;
 mod containers;
 mod dense;
