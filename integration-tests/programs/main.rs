@@ -5,6 +5,7 @@
 #[path = "../stage/mod.rs"]
 mod stage;
 
+mod chart;
 mod client;
 mod container;
 mod containers;
@@ -20,5 +21,6 @@ mod python;
 mod python_moves;
 mod python_program;
 mod python_spread;
+mod slurm;
 mod stuck;
 mod time_limits;

@@ -9,8 +9,8 @@ use tracing_subscriber::EnvFilter;
 
 use crate::commands::{
     adjust, batch, check, console, data, device, doctor, health, history, logs, ls, node, nodes,
-    operate, output, program, quota, reconfigure, rejections, repair, result, retry, run_local,
-    serve, submit, wait, watch, webhook, why,
+    operate, output, packaging, program, quota, reconfigure, rejections, repair, result, retry,
+    run_local, serve, submit, wait, watch, webhook, why,
 };
 use crate::context::Global;
 use crate::exit::{HELP, Outcome};
@@ -100,6 +100,8 @@ pub enum Command {
     Webhook(webhook::WebhookArgs),
     Device(device::DeviceArgs),
     Health(health::HealthArgs),
+    Completions(packaging::CompletionsArgs),
+    Man(packaging::ManArgs),
     /// Run programs for an agent, as its child process
     #[command(hide = true)]
     ProgramChild,
@@ -114,9 +116,14 @@ pub fn parse_node(text: &str) -> Result<NodeId, String> {
         .map_err(|error: fiec_schemas::IdError| error.to_string())
 }
 
+/// The command line of `fiec`: the product's commands and the names of the lab's.
+fn whole() -> clap::Command {
+    lab::with_commands(Cli::command())
+}
+
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    let mut matches = lab::with_commands(Cli::command()).get_matches();
+    let mut matches = whole().get_matches();
     if let Some(name) = matches.subcommand_name().filter(|name| lab::has(name)) {
         let error = lab::start(name);
         eprintln!("fiec: {error:#}");
@@ -266,6 +273,8 @@ async fn run(command: Command, global: &Global) -> anyhow::Result<Outcome> {
         Command::Webhook(args) => webhook::run(args, global).await,
         Command::Device(args) => device::run(&args, global),
         Command::Health(args) => health::run(args).await,
+        Command::Completions(args) => packaging::completions(&args, &whole()),
+        Command::Man(args) => packaging::man(&args, whole()),
         Command::ProgramChild => Ok(Outcome::BadInput),
     }
 }
@@ -276,7 +285,7 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        lab::with_commands(Cli::command()).debug_assert();
+        whole().debug_assert();
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod node_table;
 pub mod nodes;
 pub mod operate;
 pub mod output;
+pub mod packaging;
 pub mod parts;
 pub mod profile;
 pub mod program;
