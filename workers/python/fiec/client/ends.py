@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import AsyncExitStack
+from typing import TypeVar
 
 from . import history, status
 from .broker import Broker, event
 from .errors import ClientError, Unreachable
 from .status import Status
 
+T = TypeVar("T")
+
 LOOK_S = 10.0
-"""Time after which the ledgers are read again."""
+"""Time after which the ledgers are read again, and more where there are many."""
+LOOKED_AT = 1_000
+"""Ledgers that are read again in a second, on average."""
 
 AGAIN_S = 1.0
 """Pause before another try, where the servers do not answer."""
@@ -41,7 +46,7 @@ async def of(
                     if found.ended:
                         del left[one]
                         yield one, found
-                until = time.monotonic() + LOOK_S
+                until = time.monotonic() + max(LOOK_S, len(left) / LOOKED_AT)
                 while left and (wait := until - time.monotonic()) > 0:
                     try:
                         message = await asyncio.wait_for(news.get(), wait)
@@ -56,6 +61,16 @@ async def of(
                         yield one, found
         except Unreachable:
             await asyncio.sleep(AGAIN_S)
+
+
+async def within(what: str, work: Awaitable[T], timeout: float | None) -> T:
+    """Waits for this at most so many seconds. Raises ``TimeoutError``."""
+    if timeout is None:
+        return await work
+    try:
+        return await asyncio.wait_for(work, timeout)
+    except asyncio.TimeoutError:
+        raise TimeoutError(f"{what} within {timeout:g} s; what runs goes on") from None
 
 
 async def look(

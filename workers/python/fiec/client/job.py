@@ -128,7 +128,7 @@ class AsyncJob:
         ``timeout`` is in seconds.     Raises ``TimeoutError``; the execution continues.
         """
         if self._end is None:
-            self._end = await asyncio.wait_for(self._wait(), timeout)
+            self._end = await ends.within(f"{self.id} has not ended", self._wait(), timeout)
         return self._end
 
     async def _wait(self) -> Status:

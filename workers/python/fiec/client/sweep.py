@@ -59,7 +59,7 @@ class AsyncSweep(Sequence[AsyncJob]):
             async for _ in as_completed(self):
                 pass
 
-        await asyncio.wait_for(all_ends(), timeout)
+        await ends.within(f"{self.id}: not all have ended", all_ends(), timeout)
         return [await job.wait() for job in self._jobs]
 
     async def results(self, timeout: float | None = None) -> list[Any]:
