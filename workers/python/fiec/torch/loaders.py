@@ -83,6 +83,10 @@ class _Seeded:
             return self._collate(items)
 
 
+def _nothing() -> None:
+    """For a loader without workers."""
+
+
 def _as_it_is(batch: Any) -> Any:
     return batch
 
@@ -188,7 +192,8 @@ class StatefulLoader:
 
     Each loop is one epoch, or the rest of an interrupted one. Two things do not travel: what its
     workers draw, and the order of a sampler that has no ``state_dict`` and draws from the
-    generators of the process. For these use :class:`Loader`.
+    generators of the process. For these use :class:`Loader`. Read an ``IterableDataset`` with
+    ``num_workers=0``: torchdata's workers may repeat the end of one that is cut.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -210,7 +215,12 @@ class StatefulLoader:
         if self._generator is not None:
             self._loader.generator.set_state(self._generator)
             self._generator = None
-        yield from items
+        try:
+            yield from items
+        finally:
+            # Workers end with the loop: a run that has yielded leaves no process behind.
+            if not getattr(self._loader, "persistent_workers", False):
+                getattr(items, "_shutdown_workers", _nothing)()
         self.epoch += 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -218,11 +228,10 @@ class StatefulLoader:
         with preserved(), children_are_seeded():
             inner = self._loader.state_dict()
         own = getattr(self._loader, "generator", None)
-        return {
-            "epoch": self.epoch,
-            "loader": inner,
-            "generator": None if own is None else own.get_state(),
-        }
+        drawn = self._generator  # not yet in use, if this run has resumed before its first batch
+        if drawn is None and own is not None:
+            drawn = own.get_state()
+        return {"epoch": self.epoch, "loader": inner, "generator": drawn}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from a position."""
