@@ -79,7 +79,7 @@ def schedulers(optimizer: Any) -> dict[str, Any]:
 def train(run: fiec.Run) -> dict[str, Any]:
     """An ordinary loop; ``params`` say which parts it has."""
     import torch
-    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+    from torch.optim import swa_utils
     from torch.utils.data import DataLoader
 
     import fiec.torch
@@ -95,7 +95,8 @@ def train(run: fiec.Run) -> dict[str, Any]:
     data: Any = Noisy(23)
     plain: Any = DataLoader(data, batch_size=4, shuffle=True, num_workers=p["workers"])
     loader = fiec.torch.Loader(plain, seed=SEED)
-    average = {} if p.get("swa") else {"multi_avg_fn": get_ema_multi_avg_fn(0.9)}
+    averages: Any = swa_utils
+    average = {} if p.get("swa") else {"multi_avg_fn": averages.get_ema_multi_avg_fn(0.9)}
     state = fiec.torch.state(
         run,
         rng=rng,  # first, where it would be restored too early
@@ -103,7 +104,7 @@ def train(run: fiec.Run) -> dict[str, Any]:
         optimizer=optimizer,
         scheduler=scheduler,
         scaler=torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=3),
-        average=AveragedModel(model, use_buffers=True, **average),
+        average=averages.AveragedModel(model, use_buffers=True, **average),
         loader=loader,
         losses=[],
     )

@@ -28,7 +28,7 @@ class Moves(unittest.TestCase):
     def test_tensors_that_share_memory_share_it_afterwards(self) -> None:
         import torch
 
-        from fiec.torch.device import move
+        from fiec.torch.devices import move
 
         base = torch.arange(12.0)
         parts = [base, base[2:8], base.view(3, 4).t()[1:], torch.zeros(0)]
@@ -47,7 +47,7 @@ class Moves(unittest.TestCase):
         import torch
 
         import fiec.torch
-        from fiec.torch import device
+        from fiec.torch import devices
 
         found: list[Any] = []
 
@@ -76,20 +76,20 @@ class Moves(unittest.TestCase):
 
         whole = testing.run(main)
         self.assertEqual(whole.ending, "completed", whole.reason)
-        with mock.patch.object(device, "on_device", lambda: found):
+        with mock.patch.object(devices, "on_device", lambda: found):
             parked = testing.run(main, {"parks": True})
         self.assertEqual(parked.result, whole.result, parked.reason)
 
     def test_a_tensor_returns_to_the_device_that_it_left(self) -> None:
         import torch
 
-        from fiec.torch.device import Aside
+        from fiec.torch.devices import Aside
 
         aside = Aside()
         moved: list[tuple[int, torch.device]] = []
         one = torch.zeros(2, device="meta")
         with mock.patch(
-            "fiec.torch.device.move", lambda tensors, target: moved.append((len(tensors), target))
+            "fiec.torch.devices.move", lambda tensors, target: moved.append((len(tensors), target))
         ):
             aside.leave([one])
             aside.follow(Grant.parse({"device": DEVICE}))

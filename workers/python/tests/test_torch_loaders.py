@@ -63,6 +63,10 @@ def as_lists(batches: Any) -> list[Any]:
     return [b.tolist() if hasattr(b, "tolist") else [part.tolist() for part in b] for b in batches]
 
 
+def flat(batches: list[Any]) -> list[Any]:
+    return list(itertools.chain.from_iterable(batches))
+
+
 @unittest.skipUnless(HAS_TORCH, NO_TORCH)
 class Positions(unittest.TestCase):
     def test_each_loop_is_an_epoch_of_all_items_in_a_new_order(self) -> None:
@@ -70,7 +74,7 @@ class Positions(unittest.TestCase):
         epochs = [as_lists(one) for _ in range(3)]
         for epoch in epochs:
             self.assertEqual([len(b) for b in epoch], [3, 3, 3, 1])
-            self.assertEqual(sorted(sum(epoch, [])), list(range(10)))
+            self.assertEqual(sorted(flat(epoch)), list(range(10)))
         self.assertEqual(len({str(e) for e in epochs}), 3)
         self.assertEqual((one.epoch, one.position, len(one)), (3, 0, 4))
 
@@ -150,9 +154,9 @@ class Positions(unittest.TestCase):
             self.assertEqual(draw_of_the_process(), expected)
 
     def test_a_worker_draws_other_numbers_for_each_batch(self) -> None:
-        drawn = sum(as_lists(loader(Drawn(10), num_workers=2)), [])
+        drawn = flat(as_lists(loader(Drawn(10), num_workers=2)))
         self.assertEqual(len(set(drawn)), 10)
-        self.assertEqual(sum(as_lists(loader(Drawn(10))), []), drawn)
+        self.assertEqual(flat(as_lists(loader(Drawn(10)))), drawn)
 
     def test_workers_that_are_not_forked_read_the_same(self) -> None:
         spawned = loader(Drawn(10), num_workers=1, multiprocessing_context="spawn")

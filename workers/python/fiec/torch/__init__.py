@@ -29,7 +29,7 @@ import torch as _torch
 
 from ..rng import GlobalRandom
 from ..run import Run, State
-from .device import device, on_device, release_at_park
+from .devices import device, on_device, release_at_park
 from .loaders import Loader, StatefulLoader
 
 __all__ = ["Loader", "StatefulLoader", "deterministic", "device", "on_device", "state"]

@@ -146,7 +146,8 @@ class Loader:
 
     def _batches(self) -> list[Any]:
         """The rows of each batch of the present epoch."""
-        batches = self._source.batch_sampler
+        batches: Any = self._source.batch_sampler
+        sampler: Any
         for sampler in (batches, getattr(batches, "sampler", None)):
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(self.epoch)
