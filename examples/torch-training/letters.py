@@ -96,7 +96,7 @@ def main(run: fiec.Run) -> dict[str, object]:
     total = p["epochs"] * len(loader)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, p["rate"], total_steps=total + 1)
     averages: Any = swa_utils
-    average = averages.AveragedModel(model, multi_avg_fn=averages.get_ema_multi_avg_fn(0.99))
+    average = averages.AveragedModel(model, multi_avg_fn=averages.get_ema_multi_avg_fn(0.9))
     # All that a later batch needs.
     state = fiec.torch.state(
         run,

@@ -58,7 +58,7 @@ class Shapes:
             (torch.maximum(dx, dy) <= size) & (torch.maximum(dx, dy) >= size - 1),
             dx**2 + dy**2 <= size**2,
         ][kind]
-        return shape.float()[None] + 0.3 * torch.randn(1, SIDE, SIDE), kind
+        return shape.float()[None] + 0.2 * torch.randn(1, SIDE, SIDE), kind
 
 
 def network() -> Any:

@@ -54,5 +54,10 @@ def state(run: Run, **parts: Any) -> State:
     generators = {name: part for name, part in parts.items() if isinstance(part, GlobalRandom)}
     others = {name: part for name, part in parts.items() if name not in generators}
     found = run.state(**others, **generators)
+    if run.resumed:
+        for part in others.values():
+            if isinstance(part, _torch.optim.Optimizer):
+                # Else a scheduler warns that the optimizer has not made a step before it.
+                vars(part)["_opt_called"] = True
     release_at_park(run)
     return found
