@@ -75,7 +75,7 @@ class Moving(unittest.TestCase):
 
     def test_fresh_processes_give_the_same_weights(self) -> None:
         for script, words in (
-            ("letters.py", ["epochs=1", "batch=128", "--yield-every", "1"]),
+            ("letters.py", ["epochs=1", "batch=256", "--yield-every", "1"]),
             ("shapes.py", ["epochs=2", "pictures=100", "--yield-every", "1"]),
             ("shapes.py", ["epochs=2", "pictures=100", "workers=2", "--yield-every", "3"]),
         ):
