@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import random
 import unittest
 from typing import Any
@@ -161,6 +162,7 @@ class Training(unittest.TestCase):
     def test_workers_that_prefetch_change_no_bit(self) -> None:
         alone = self.equal([5])
         self.assertEqual(self.equal([6, 7], workers=2).result, alone.result)
+        self.assertEqual(multiprocessing.active_children(), [], "each cut ends its workers")
 
     def test_the_bits_of_a_state_do_not_depend_on_the_way_to_it(self) -> None:
         every: Any = {"every": 6}

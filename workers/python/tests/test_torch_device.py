@@ -77,8 +77,21 @@ class Moves(unittest.TestCase):
         whole = testing.run(main)
         self.assertEqual(whole.ending, "completed", whole.reason)
         with mock.patch.object(devices, "on_device", lambda: found):
-            parked = testing.run(main, {"parks": True})
+            parked = testing.run(main, {"parks": True}, grant={"device": DEVICE})
         self.assertEqual(parked.result, whole.result, parked.reason)
+
+    def test_a_run_without_a_granted_device_keeps_its_tensors_where_they_are(self) -> None:
+        import fiec.torch
+        from fiec.torch import devices
+
+        def main(run: fiec.Run) -> None:
+            fiec.torch.state(run, x=1)
+            for _ in run.steps(3):
+                run.ask(threads=1)
+
+        with mock.patch.object(devices, "on_device", side_effect=AssertionError):
+            done = testing.run(main)
+        self.assertEqual((done.ending, done.capsules), ("completed", 4), done.reason)
 
     def test_a_tensor_returns_to_the_device_that_it_left(self) -> None:
         import torch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import unittest
 import warnings
 from importlib.util import find_spec
@@ -256,3 +257,4 @@ class Stateful(unittest.TestCase):
 
     def test_it_goes_on_with_workers(self) -> None:
         self.check("plain", 2, (3, 5))
+        self.assertEqual(multiprocessing.active_children(), [], "each cut ends its workers")

@@ -108,5 +108,6 @@ class Aside:
 
 
 def release_at_park(run: Run) -> None:
-    """Follows the run's grants."""
-    run.on_reconfigure(Aside().follow)
+    """Follows the grants of a run that has a device. A run at a terminal has none in its grant."""
+    if run.grant.device is not None:
+        run.on_reconfigure(Aside().follow)
