@@ -76,7 +76,7 @@ class Moving(unittest.TestCase):
     def test_fresh_processes_give_the_same_weights(self) -> None:
         for script, words in (
             ("letters.py", ["epochs=1", "batch=256", "--yield-every", "1"]),
-            ("shapes.py", ["epochs=2", "pictures=100", "--yield-every", "1"]),
+            ("shapes.py", ["epochs=2", "pictures=100", "--yield-every", "2"]),
             ("shapes.py", ["epochs=2", "pictures=100", "workers=2", "--yield-every", "3"]),
         ):
             with self.subTest(script, words=words, seed=0):
