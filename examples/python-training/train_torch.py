@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from typing import Any
 
 try:
     import torch
@@ -51,7 +52,7 @@ def main(run: fiec.Run) -> dict[str, object]:
     for rows in run.each(batches):
         noisy = x[rows] + 0.01 * torch.randn(len(rows), 2)
         optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(noisy), arm[rows])
+        loss: Any = torch.nn.functional.cross_entropy(model(noisy), arm[rows])
         loss.backward()
         optimizer.step()
         scheduler.step()

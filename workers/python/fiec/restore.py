@@ -276,7 +276,8 @@ def _tensor(value: _Node, into: Any) -> Any:
         with torch.no_grad():
             into.copy_(found)
         return into
-    return found.clone()
+    # A tensor of another shape stays on the device of the one that it replaces.
+    return found.to(into.device, copy=True) if isinstance(into, torch.Tensor) else found.clone()
 
 
 def _generator(kind: str, state: Any, into: Any) -> Any:

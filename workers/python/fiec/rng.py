@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 _seeded = False
@@ -27,6 +29,17 @@ def _warn_of_fork() -> None:
 os.register_at_fork(before=_warn_of_fork)
 
 
+@contextlib.contextmanager
+def children_are_seeded() -> Iterator[None]:
+    """Does not warn of forks within: their children seed themselves."""
+    global _seeded
+    before, _seeded = _seeded, False
+    try:
+        yield
+    finally:
+        _seeded = before
+
+
 class GlobalRandom:
     """Seeds the generators that libraries use without being told, and carries them in the state.
 
@@ -38,6 +51,8 @@ class GlobalRandom:
     def __init__(self, seed: int = 0) -> None:
         global _seeded
         _seeded = True
+        # The state of CUDA generators, also on a node without CUDA that they came to.
+        self._cuda: Any = None
         random.seed(seed)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(seed % 2**32)
@@ -53,7 +68,9 @@ class GlobalRandom:
             torch = sys.modules["torch"]
             state["torch"] = torch.get_rng_state()
             if torch.cuda.is_available() and torch.cuda.is_initialized():
-                state["cuda"] = torch.cuda.get_rng_state()
+                self._cuda = torch.cuda.get_rng_state_all()
+            if self._cuda is not None:
+                state["cuda"] = self._cuda
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -67,5 +84,7 @@ class GlobalRandom:
         if "torch" in state:
             torch = sys.modules["torch"]
             torch.set_rng_state(state["torch"])
-            if "cuda" in state and torch.cuda.is_available():
-                torch.cuda.set_rng_state(state["cuda"])
+            self._cuda = state.get("cuda")
+            if self._cuda is not None and torch.cuda.is_available():
+                for number, device in zip(range(torch.cuda.device_count()), self._cuda):
+                    torch.cuda.set_rng_state(device, number)

@@ -275,7 +275,8 @@ class Encoder:
             raise StateError(f"a tensor of layout {tensor.layout} cannot travel; make it dense")
         if tensor.is_quantized:
             raise StateError("a quantized tensor cannot travel; use its int_repr()")
-        flat = tensor.cpu().contiguous().reshape(-1)
+        # Conjugates and negatives are lazy: their bytes are not those of the value yet.
+        flat = tensor.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
         dtype = str(tensor.dtype).removeprefix("torch.")
         self.put(b"e", text(dtype), length(tensor.ndim), *map(length, tensor.shape))
         self.raw(tensor_bytes(torch, flat))

@@ -121,6 +121,9 @@ class Server:
             self.writer.report({"is": "began", "at": engine.began_at, "parks": True, "limits": True})
         end = attempt(self._main, run, self._local)
         self.result, self.ending = end.result, end.ending
+        # Run and engine know each other. Without this the state lives until the next collection:
+        # the memory of a device, too, and processes that its parts have started.
+        run._state = None
         if end.ending == "completed":
             engine.complete(end.result)
             self._brief = engine.is_brief()
