@@ -50,6 +50,12 @@ fn the_examples_learn_and_cuts_do_not_change_a_bit_of_what_they_learn() {
 }
 
 #[test]
+fn the_models_in_pytorch_learn_and_cuts_do_not_change_a_bit_of_their_weights() {
+    let folder = root().join("examples/torch-training");
+    assert!(unittest(&folder, &["test_torch_training"]) >= 6);
+}
+
+#[test]
 fn the_sweep_finds_what_is_known_and_spreading_does_not_change_a_bit() {
     let folder = root().join("examples/sweep");
     assert!(unittest(&folder, &["test_sweep"]) >= 6);
@@ -67,6 +73,11 @@ fn the_kit_and_the_examples_are_fully_typed() {
             "examples/python-training",
             &["train.py", "train_torch.py", "test_training.py"],
         ),
+        (
+            "examples/torch-training",
+            &["letters.py", "shapes.py", "test_torch_training.py"],
+        ),
+        ("examples/notebook", &["descend.py"]),
         ("examples/sweep", &["sweep.py", "test_sweep.py"]),
     ] {
         let words = [

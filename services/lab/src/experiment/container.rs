@@ -9,13 +9,13 @@ use fiec_kit::foreign::container::Engine;
 use serde_json::{Value, json};
 use tokio::process::Command;
 
-use super::workload::Workload;
+use super::workload::{TRIALS, Workload};
 
 /// Its registered name.
 pub(super) const PROGRAM: &str = "collatz@1";
 /// Numbers per capsule.
 const STEP: u64 = 500;
-/// Capsules of the trial run that determines its size.
+/// Capsules of a trial run; the runs determine its size.
 const TRIAL: u64 = 3;
 /// Longest time for the image, the trial or the push.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -42,12 +42,17 @@ pub(super) async fn prepare(seconds: f64) -> anyhow::Result<Result<Workload, Str
     image.arg(&engine.program);
     done("making the image of examples/container", image).await?;
     let params = |capsules: u64| json!({"upto": capsules * STEP, "step": STEP});
-    let began = Instant::now();
-    let mut trial = Command::new(std::env::current_exe()?);
-    trial.args(["run", "--local"]).arg(&folder);
-    trial.args(["--params", &params(TRIAL).to_string()]);
-    done("running examples/container once", trial).await?;
-    let capsule = began.elapsed().as_secs_f64() / TRIAL as f64;
+    // The shortest trial counts: the first one reads the image, and a busy machine doubles another.
+    let mut taken = f64::INFINITY;
+    for _ in 0..TRIALS {
+        let began = Instant::now();
+        let mut trial = Command::new(std::env::current_exe()?);
+        trial.args(["run", "--local"]).arg(&folder);
+        trial.args(["--params", &params(TRIAL).to_string()]);
+        done("running examples/container", trial).await?;
+        taken = taken.min(began.elapsed().as_secs_f64());
+    }
+    let capsule = taken / TRIAL as f64;
     let capsules = ((seconds / capsule.max(1e-3)) as u64).clamp(TRIAL, 10_000);
     let upto = capsules * STEP;
     let (start, length) = longest_chain(upto);

@@ -95,7 +95,7 @@ fn largest(memory_bytes: u64) -> u64 {
 }
 
 /// Number of trial runs that determine the size.
-const TRIALS: usize = 3;
+pub(super) const TRIALS: usize = 3;
 
 /// Sizes a workload for about `seconds` on the host, or on the first device, and runs it
 /// undisturbed.
