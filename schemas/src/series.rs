@@ -338,8 +338,59 @@ impl Series {
 #[derive(Debug, Clone, Default)]
 pub struct Waiting {
     /// A name stays after its points are taken.
-    series: BTreeMap<SeriesName, Vec<Point>>,
+    series: BTreeMap<SeriesName, Curve>,
     points: usize,
+}
+
+/// The points of one name.
+#[derive(Debug, Clone)]
+struct Curve {
+    points: Vec<Point>,
+    /// Reports that a point takes, but for the last one: the same for all, so that no part of the
+    /// curve is coarser than another.
+    width: u64,
+}
+
+impl Curve {
+    const EMPTY: Self = Self {
+        points: Vec::new(),
+        width: 1,
+    };
+
+    /// Adds a report. The last point stays as it is until another one follows. Returns whether there is
+    /// one point more.
+    fn add(&mut self, point: Point) -> bool {
+        if let [.., last] = self.points.as_mut_slice()
+            && last.boundary == point.boundary
+        {
+            *last = last.with(point);
+            return false;
+        }
+        if let [.., before, last] = self.points.as_mut_slice()
+            && before.reports + last.reports <= self.width
+        {
+            *before = before.with(*last);
+            *last = point;
+            return false;
+        }
+        self.points.push(point);
+        true
+    }
+
+    /// Draws neighbours together. The last point stays as it is.
+    fn halve(&mut self) {
+        let Some(last) = self.points.pop() else {
+            return;
+        };
+        self.width = self.width.saturating_mul(2);
+        let pairs = self.points.chunks(2).map(|pair| match *pair {
+            [one, two] => one.with(two),
+            [one, ..] => one,
+            // `chunks` gives no empty one.
+            [] => last,
+        });
+        self.points = pairs.chain([last]).collect();
+    }
 }
 
 impl Waiting {
@@ -357,15 +408,8 @@ impl Waiting {
         if !self.series.contains_key(name) {
             self.begin(SeriesName::new(name)?)?;
         }
-        if let Some(points) = self.series.get_mut(name) {
-            let point = Point::one(boundary, value);
-            match points.last_mut() {
-                Some(last) if last.boundary == boundary => *last = last.with(point),
-                _ => {
-                    points.push(point);
-                    self.points += 1;
-                }
-            }
+        if let Some(curve) = self.series.get_mut(name) {
+            self.points += usize::from(curve.add(Point::one(boundary, value)));
         }
         self.fit();
         Ok(())
@@ -377,25 +421,15 @@ impl Waiting {
                 name: name.to_string(),
             });
         }
-        self.series.insert(name, Vec::new());
+        self.series.insert(name, Curve::EMPTY);
         Ok(())
     }
 
-    /// Draws neighbours together until the points are few enough. The last point of each name stays
-    /// as it is.
+    /// Draws neighbours together until the points are few enough.
     fn fit(&mut self) {
         while self.points > POINTS_LIMIT {
-            for points in self.series.values_mut() {
-                let Some(last) = points.pop() else { continue };
-                let pairs = points.chunks(2).map(|pair| match *pair {
-                    [one, two] => one.with(two),
-                    [one, ..] => one,
-                    // `chunks` gives no empty one.
-                    [] => last,
-                });
-                *points = pairs.chain([last]).collect();
-            }
-            self.points = self.series.values().map(Vec::len).sum();
+            self.series.values_mut().for_each(Curve::halve);
+            self.points = self.series.values().map(|curve| curve.points.len()).sum();
         }
     }
 
@@ -413,9 +447,9 @@ impl Waiting {
         let all = self
             .series
             .iter_mut()
-            .filter(|(_, points)| !points.is_empty());
+            .filter(|(_, curve)| !curve.points.is_empty());
         Series(
-            all.map(|(name, points)| (name.clone(), std::mem::take(points)))
+            all.map(|(name, curve)| (name.clone(), std::mem::replace(curve, Curve::EMPTY).points))
                 .collect(),
         )
     }
@@ -451,6 +485,22 @@ mod tests {
         assert_eq!(loss.last(), Some(&Point::one(10_000, 0.0)));
         assert!(all.0["lr"].iter().all(|point| point.mean == 0.1));
         assert!(waiting.is_empty() && waiting.take().is_empty());
+    }
+
+    #[test]
+    fn no_part_of_a_curve_is_coarser_than_another() {
+        for reports in [49, 97, 200, 2_864, 100_000] {
+            let mut waiting = Waiting::default();
+            for boundary in 1..=reports {
+                waiting.report("loss", boundary, 1.0).unwrap();
+            }
+            let points = of(&mut waiting, "loss");
+            let (last, older) = points.split_last().unwrap();
+            let widest = older.iter().map(|point| point.reports).max().unwrap();
+            assert_eq!(last.reports, 1);
+            assert!(points.len() > POINTS_LIMIT / 3, "{reports}: {}", points.len());
+            assert!(widest <= 2 * reports.div_ceil(POINTS_LIMIT as u64), "{reports}: {widest}");
+        }
     }
 
     #[test]

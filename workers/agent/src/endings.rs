@@ -53,6 +53,8 @@ impl From<&WaitIdStatus> for Exit {
 impl fmt::Display for Exit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            // It ends by a report, not by its exit.
+            Self::Status(0) => f.write_str("exit status 0, but it has not said that it completed"),
             Self::Status(code) => write!(f, "exit status {code}"),
             Self::Signal(signal) => write!(f, "signal {signal}"),
             Self::Killed => f.write_str("closed its socket and had to be killed"),

@@ -65,6 +65,9 @@ class Waiting:
 
     def __init__(self) -> None:
         self._points: dict[str, list[Point]] = {}
+        # Reports that a point of a name takes, but for the last one: the same for all, so that no
+        # part of a curve is coarser than another.
+        self._width: dict[str, int] = {}
         self._count = 0
 
     def __bool__(self) -> bool:
@@ -78,6 +81,11 @@ class Waiting:
         point = (boundary, value, value, value, 1)
         if points and points[-1][0] == boundary:
             points[-1] = _with(points[-1], point)
+            return
+        # The last point stays as it is until another one follows.
+        if len(points) > 1 and points[-2][4] + points[-1][4] <= self._width[name]:
+            points[-2] = _with(points[-2], points[-1])
+            points[-1] = point
             return
         points.append(point)
         self._count += 1
@@ -95,12 +103,14 @@ class Waiting:
                 f"progress: {name} would be one name more than the {NAMES_LIMIT} that a run may "
                 "report: report fewer, or write the others to an output"
             )
+        self._width[name] = 1
         return self._points.setdefault(name, [])
 
     def _fit(self) -> None:
         while self._count > POINTS_LIMIT:
-            for points in self._points.values():
-                if len(points) > 2:
+            for name, points in self._points.items():
+                if len(points) > 1:
+                    self._width[name] *= 2
                     *older, last = points
                     pairs = zip(older[::2], older[1::2])
                     odd = older[-1:] if len(older) % 2 else []
@@ -114,6 +124,7 @@ class Waiting:
         for name, points in self._points.items():
             if now := [_plain(point) for point in points if point[0] <= upto]:
                 taken[name] = now
+                self._width[name] = 1
                 points[:] = [point for point in points if point[0] > upto]
         self._count = sum(map(len, self._points.values()))
         return taken
@@ -121,7 +132,8 @@ class Waiting:
     def take_capsule(self) -> dict[str, Any]:
         """The numbers of one capsule, as a line has them."""
         taken = {n: _written(points[-1][1]) for n, points in self._points.items() if points}
-        for points in self._points.values():
+        for name, points in self._points.items():
             points.clear()
+            self._width[name] = 1
         self._count = 0
         return taken

@@ -34,6 +34,18 @@ class Bounds(unittest.TestCase):
         self.assertEqual({p[1] for p in taken["lr"]}, {0.1})
         self.assertFalse(waiting)
 
+    def test_no_part_of_a_curve_is_coarser_than_another(self) -> None:
+        for reports in (49, 97, 200, 2_864, 20_000):
+            waiting = Waiting()
+            for boundary in range(1, reports + 1):
+                waiting.report("loss", boundary, 1.0)
+            *older, last = waiting.take(reports)["loss"]
+            with self.subTest(reports=reports):
+                self.assertEqual(last, [reports, 1.0])
+                widest = max(point[4] if len(point) == 5 else 1 for point in older)
+                self.assertLessEqual(widest, 2 * -(-reports // POINTS_LIMIT))
+                self.assertGreater(len(older), POINTS_LIMIT / 3)
+
     def test_reports_of_one_capsule_are_one_point(self) -> None:
         waiting = Waiting()
         for value in (1.0, 2.0, 6.0):

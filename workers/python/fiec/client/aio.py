@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from . import addresses, arrays, history, names, objects, package, programs
 from .broker import Broker
-from .errors import ClientError, Refused
+from .errors import ClientError, Missing, Refused
 from .job import AsyncJob, AsyncOutput, Session
-from .sweep import AsyncSweep, as_completed
+from .sweep import AsyncSweep, Group, as_completed
 
 if TYPE_CHECKING:
     import pandas
@@ -101,7 +100,7 @@ class AsyncClient:
     async def map(
         self,
         program: str,
-        over: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]],
+        over: Mapping[str, Iterable[Any]] | Sequence[Mapping[str, Any]],
         *,
         params: Mapping[str, Any] | None = None,
         id: str | None = None,
@@ -124,7 +123,7 @@ class AsyncClient:
             for own, chosen in zip(array.names, array.params)
         ]
         await self._send([array.line for array in cut])
-        return AsyncSweep(self._session, [array.line["id"] for array in cut], jobs)
+        return AsyncSweep(self._session, [("array", array.line["id"]) for array in cut], jobs)
 
     async def run(
         self,
@@ -143,13 +142,13 @@ class AsyncClient:
 
         Raises as :meth:`submit`, and :class:`fiec.client.ClientError` for a package with a fault.
         """
-        program = await self.push(None, script, outputs=outputs, python=python)
+        program = await self.push(script, outputs=outputs, python=python)
         return await self.submit(program, params, id=id, **fields)
 
     async def push(
         self,
-        program: str | None,
         path: str | Path,
+        program: str | None = None,
         *,
         outputs: Iterable[str] = ("*",),
         python: str = "python3",
@@ -183,19 +182,40 @@ class AsyncClient:
         await objects.put(self._session.broker, digest, pieces)
         return {"object": digest}
 
-    async def fetch(self, digest: str) -> bytes:
-        """The bytes of an object, checked against its digest."""
+    async def fetch(self, object: str | Mapping[str, str]) -> bytes:
+        """The bytes of an object, by its digest or as :meth:`data` names it, checked."""
+        digest = object if isinstance(object, str) else object["object"]
         return await objects.get(self._session.broker, digest)
 
     def job(self, id: str) -> AsyncJob:
         """An execution that exists, by the id that its client gave it, or its UUID."""
         return AsyncJob(self._session, id)
 
-    async def batch(self, name: str) -> list[AsyncJob]:
-        """The executions of a batch, as the history knows them."""
+    async def batch(self, name: str) -> AsyncSweep:
+        """The executions of a batch, as the history knows them.
+
+        Raises :class:`fiec.client.Missing`.
+        """
         tenant = self._session.tenant
         rows = await self._session.past.rows(history.OF_BATCH, (tenant, name, name))
-        return [AsyncJob(self._session, row["client_id"] or str(row["id"])) for row in rows]
+        return self._found(("batch", name), rows)
+
+    async def array(self, id: str) -> AsyncSweep:
+        """The elements of an array, as the history knows them: that of a ``map`` is ``sweep.id``.
+
+        Raises :class:`fiec.client.Missing`.
+        """
+        rows = await self._session.past.rows(history.OF_ARRAY, (self._session.tenant, id, id))
+        return self._found(("array", id), rows)
+
+    def _found(self, group: Group, rows: Sequence[Mapping[str, Any]]) -> AsyncSweep:
+        if not rows:
+            raise Missing(f"tenant {self._session.tenant} has no {group[0]} {group[1]}")
+        jobs = [
+            AsyncJob(self._session, row["client_id"] or row["id"], row["params"], submitted=True)
+            for row in rows
+        ]
+        return AsyncSweep(self._session, [group], jobs)
 
     async def nodes(self) -> list[dict[str, Any]]:
         """The nodes, as a policy service sees them (``schemas/json/api-reply.json``)."""
@@ -219,7 +239,7 @@ class AsyncClient:
         """
         refused: list[Mapping[str, Any]] = []
         request = b""
-        encoded = [json.dumps(line, allow_nan=False).encode() + b"\n" for line in lines]
+        encoded = [arrays.encoded(line) + b"\n" for line in lines]
         for nth, line in enumerate(encoded):
             request += line
             following = encoded[nth + 1] if nth + 1 < len(encoded) else None

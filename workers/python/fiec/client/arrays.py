@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,8 +41,23 @@ class _Ranged(Sequence[Mapping[str, Any]]):
         return {**self._fixed, self._name: self._numbers[at]}
 
 
+def encoded(line: Any) -> bytes:
+    """A line as JSON, with numbers of numpy as numbers.
+
+    Raises ``ValueError`` for what has no form in JSON.
+    """
+
+    def plain(value: Any) -> Any:
+        item = getattr(value, "tolist", None)
+        if item is not None:
+            return item()
+        raise ValueError(f"{value!r} is a {type(value).__name__}, which JSON has no form for")
+
+    return json.dumps(line, allow_nan=False, default=plain).encode()
+
+
 def combinations(
-    over: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]],
+    over: Mapping[str, Iterable[Any]] | Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
     """Every combination of some values for each name, the last name changing fastest; or the list
     as it is."""
@@ -54,7 +69,7 @@ def combinations(
 
 def cut(
     id: str,
-    over: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]],
+    over: Mapping[str, Iterable[Any]] | Sequence[Mapping[str, Any]],
     fixed: Mapping[str, Any],
     fields: Mapping[str, Any],
 ) -> Iterator[Array]:
@@ -87,7 +102,7 @@ def cut(
 
 
 def _as_range(
-    over: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]],
+    over: Mapping[str, Iterable[Any]] | Sequence[Mapping[str, Any]],
 ) -> tuple[str, range] | None:
     """The only name, if its values are indices of one array."""
     if not isinstance(over, Mapping) or len(over) != 1:
@@ -111,7 +126,7 @@ def _parts(swept: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     part: list[dict[str, Any]] = []
     room = LINE_BYTES
     for params in swept:
-        size = len(json.dumps(params)) + 1
+        size = len(encoded(params)) + 1
         if part and (size > room or len(part) == ELEMENTS):
             yield part
             part, room = [], LINE_BYTES

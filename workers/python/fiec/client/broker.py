@@ -80,8 +80,8 @@ class Broker:
         except (NatsError, OSError, asyncio.TimeoutError) as error:
             servers = ", ".join(url.rsplit("@", 1)[-1] for url in urls)
             raise Unreachable(
-                f"NATS at {servers} does not answer ({error or 'no answer in time'}): start it, "
-                "or correct FIEC_NATS_URL"
+                f"NATS at {servers} does not answer ({str(error) or 'no answer in time'}): "
+                "start it, or correct FIEC_NATS_URL"
             ) from error
         return cls(connection)
 

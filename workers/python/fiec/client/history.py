@@ -36,8 +36,14 @@ OUTPUTS = (
 )
 ORDINAL = "SELECT ordinal FROM executions WHERE id = %s"
 OF_BATCH = (
-    "SELECT e.id, e.client_id FROM executions e JOIN batches b ON b.id = e.batch_id "
-    "WHERE e.tenant = %s AND (b.name = %s OR b.id::text = %s) ORDER BY e.batch_line, e.client_id"
+    "SELECT e.id::text, e.client_id, e.spec -> 'params' AS params FROM executions e "
+    "JOIN batches b ON b.id = e.batch_id WHERE e.tenant = %s AND (b.name = %s OR b.id::text = %s) "
+    "ORDER BY e.submitted_at, e.batch_line, length(e.client_id), e.client_id"
+)
+OF_ARRAY = (
+    "SELECT id::text, client_id, spec -> 'params' AS params FROM executions WHERE tenant = %s "
+    "AND starts_with(client_id, %s || '-') AND substr(client_id, length(%s) + 2) ~ '^[0-9]+$' "
+    "ORDER BY length(client_id), client_id"
 )
 
 

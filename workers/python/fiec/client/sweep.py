@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from . import ends
 from .errors import ClientError
 from .job import AsyncJob, Session
 from .status import Status
 
+Group = tuple[Literal["array", "batch"], str]
+"""How a request names many executions."""
+
 _WITHIN_MS = 1_000
 _PAGES = 10_000
 
 
 class AsyncSweep(Sequence[AsyncJob]):
-    """The executions of a ``map``, in the order of their parameters."""
+    """Executions that belong together, as those of a ``map`` in the order of their parameters."""
 
-    def __init__(self, session: Session, groups: Sequence[str], jobs: Sequence[AsyncJob]) -> None:
+    def __init__(self, session: Session, groups: Sequence[Group], jobs: Sequence[AsyncJob]) -> None:
         self._session = session
         self._groups = tuple(groups)
         self._jobs = jobs
@@ -31,12 +34,12 @@ class AsyncSweep(Sequence[AsyncJob]):
         return self._jobs[at]
 
     def __repr__(self) -> str:
-        return f"<Sweep {', '.join(self._groups)}: {len(self)} executions>"
+        return f"<Sweep {', '.join(name for _, name in self._groups)}: {len(self)} executions>"
 
     @property
     def id(self) -> str:
-        """The id of its array; of the first one if there are several."""
-        return self._groups[0]
+        """The id of its array, the first one if there are several; or the name of its batch."""
+        return self._groups[0][1]
 
     async def counts(self) -> dict[str, int]:
         """How many executions are in each phase."""
@@ -91,10 +94,11 @@ class AsyncSweep(Sequence[AsyncJob]):
     async def _order(self, verb: str) -> int:
         done = 0
         for group in self._groups:
-            done += int((await self._all(verb, group)).get("done", 0))
+            reply = await self._all(verb, group)
+            done += int(reply.get("done", 0)) + int(reply.get("underway", 0))
         return done
 
-    async def _all(self, verb: str, group: str) -> dict[str, Any]:
+    async def _all(self, verb: str, group: Group) -> dict[str, Any]:
         """Page after page of a request about an array.
 
         Returns the last answer, with all that was done.
@@ -102,7 +106,7 @@ class AsyncSweep(Sequence[AsyncJob]):
         done, cursor, untaken = 0, None, None
         for _ in range(_PAGES):
             request: dict[str, Any] = {
-                "array": group,
+                group[0]: group[1],
                 "who": self._session.who,
                 "within_ms": _WITHIN_MS,
             }
@@ -118,7 +122,7 @@ class AsyncSweep(Sequence[AsyncJob]):
             untaken = waits["upto"] if waits and cursor is None else None
             if cursor is None and untaken is None and not reply.get("left"):
                 return {**reply, "done": done}
-        raise ClientError(f"{group}: {verb} did not come to an end; {done} are done")
+        raise ClientError(f"{group[1]}: {verb} did not come to an end; {done} are done")
 
 
 async def as_completed(jobs: Iterable[AsyncJob]) -> AsyncIterator[AsyncJob]:

@@ -96,7 +96,7 @@ class Client:
     def map(
         self,
         program: str,
-        over: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]],
+        over: Mapping[str, Iterable[Any]] | Sequence[Mapping[str, Any]],
         *,
         params: Mapping[str, Any] | None = None,
         id: str | None = None,
@@ -135,8 +135,8 @@ class Client:
 
     def push(
         self,
-        program: str | None,
         path: str | Path,
+        program: str | None = None,
         *,
         outputs: Iterable[str] = ("*",),
         python: str = "python3",
@@ -147,24 +147,34 @@ class Client:
 
         Raises :class:`fiec.client.ClientError`.
         """
-        return self._loop.run(self._inner.push(program, path, outputs=outputs, python=python))
+        return self._loop.run(self._inner.push(path, program, outputs=outputs, python=python))
 
     def data(self, content: str | Path | bytes) -> dict[str, str]:
         """Stores a file, or bytes, and returns the parameter that names it: ``{"object":
         DIGEST}``."""
         return self._loop.run(self._inner.data(content))
 
-    def fetch(self, digest: str) -> bytes:
-        """The bytes of an object, checked against its digest."""
-        return self._loop.run(self._inner.fetch(digest))
+    def fetch(self, object: str | Mapping[str, str]) -> bytes:
+        """The bytes of an object, by its digest or as :meth:`data` names it, checked."""
+        return self._loop.run(self._inner.fetch(object))
 
     def job(self, id: str) -> Job:
         """An execution that exists, by the id that its client gave it, or its UUID."""
         return self._job(self._inner.job(id))
 
-    def batch(self, name: str) -> list[Job]:
-        """The executions of a batch, as the history knows them."""
-        return [self._job(job) for job in self._loop.run(self._inner.batch(name))]
+    def batch(self, name: str) -> Sweep:
+        """The executions of a batch, as the history knows them.
+
+        Raises :class:`fiec.client.Missing`.
+        """
+        return Sweep(self._loop, self._loop.run(self._inner.batch(name)))
+
+    def array(self, id: str) -> Sweep:
+        """The elements of an array, as the history knows them: that of a ``map`` is ``sweep.id``.
+
+        Raises :class:`fiec.client.Missing`.
+        """
+        return Sweep(self._loop, self._loop.run(self._inner.array(id)))
 
     def nodes(self) -> list[dict[str, Any]]:
         """The nodes, as a policy service sees them (``schemas/json/api-reply.json``)."""
@@ -373,7 +383,7 @@ class Outputs(Mapping[str, Output]):
 
 
 class Sweep(Sequence[Job]):
-    """The executions of a ``map``, in the order of their parameters."""
+    """Executions that belong together, as those of a ``map`` in the order of their parameters."""
 
     def __init__(self, loop: Loop, inner: AsyncSweep) -> None:
         self._loop, self._inner = loop, inner
@@ -391,7 +401,7 @@ class Sweep(Sequence[Job]):
 
     @property
     def id(self) -> str:
-        """The id of its array; of the first one if there are several."""
+        """The id of its array, the first one if there are several; or the name of its batch."""
         return self._inner.id
 
     def counts(self) -> dict[str, int]:

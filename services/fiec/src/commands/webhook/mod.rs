@@ -226,8 +226,9 @@ struct Webhook {
 impl Webhook {
     /// The URL without its query, which may have a token.
     fn shown(&self) -> String {
-        let host = self.url.authority().map(|authority| authority.host());
-        format!("{}{}", host.unwrap_or_default(), self.url.path())
+        let host = self.url.host().unwrap_or_default();
+        let port = self.url.port_u16().map(|port| format!(":{port}"));
+        format!("{host}{}{}", port.unwrap_or_default(), self.url.path())
     }
 
     /// Posts a message if it is an end, and acknowledges it.
