@@ -77,6 +77,15 @@ async fn a_live_move_appears_without_a_reload_and_foreign_text_stays_text() {
         "{text}"
     );
 
+    browser
+        .open(&format!("{}/executions/nobody", console.origin()))
+        .await;
+    let nobody = "return document.querySelectorAll('nav a').length === 5 \
+                  && document.querySelector('main').textContent.includes('no execution nobody')";
+    browser
+        .until("what is not there is said on a page", nobody)
+        .await;
+
     browser.open(&format!("{}/nodes", console.origin())).await;
     let nodes = "return document.querySelectorAll('.node').length === 3 && document.querySelectorAll('.runs a').length === 1";
     browser

@@ -122,12 +122,21 @@ pub fn answer<T: Template + Serialize>(page: &T, form: &Form) -> Response {
     }
 }
 
+/// A page in place of one that is not there.
+#[derive(Debug, Template, Serialize)]
+#[template(path = "missing.html")]
+struct Missing<'a> {
+    frame: &'a Frame,
+    what: &'a str,
+}
+
 /// Answers that there is no such thing, or that it cannot be known now.
 pub fn missing(what: &str, frame: &Frame) -> Response {
-    match frame.troubles.is_empty() {
-        true => (StatusCode::NOT_FOUND, what.to_owned()).into_response(),
-        false => (StatusCode::SERVICE_UNAVAILABLE, frame.troubles.join("\n")).into_response(),
-    }
+    let (status, what) = match frame.troubles.is_empty() {
+        true => (StatusCode::NOT_FOUND, what),
+        false => (StatusCode::SERVICE_UNAVAILABLE, "It cannot be known now."),
+    };
+    (status, answer(&Missing { frame, what }, &Form::default())).into_response()
 }
 
 /// A word of a command line that a person copies.
