@@ -498,8 +498,15 @@ mod tests {
             let (last, older) = points.split_last().unwrap();
             let widest = older.iter().map(|point| point.reports).max().unwrap();
             assert_eq!(last.reports, 1);
-            assert!(points.len() > POINTS_LIMIT / 3, "{reports}: {}", points.len());
-            assert!(widest <= 2 * reports.div_ceil(POINTS_LIMIT as u64), "{reports}: {widest}");
+            assert!(
+                points.len() > POINTS_LIMIT / 3,
+                "{reports}: {}",
+                points.len()
+            );
+            assert!(
+                widest <= 2 * reports.div_ceil(POINTS_LIMIT as u64),
+                "{reports}: {widest}"
+            );
         }
     }
 
