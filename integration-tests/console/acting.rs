@@ -106,6 +106,18 @@ async fn an_action_shows_who_is_affected_asks_is_done_and_recorded() {
             "return document.querySelectorAll('.node').length === 2",
         )
         .await;
+    until("one computes on n1, in the history, too", async || {
+        let there = "SELECT count(*) FROM executions WHERE node = 'n1' AND phase = 'started'";
+        (lab.count(there).await > 0).then_some(())
+    })
+    .await;
+    follow("drain").await;
+    let text = browser.text().await;
+    assert!(
+        text.contains("fiec drain n1") && text.contains("Affected"),
+        "{text}"
+    );
+    follow("no").await;
     follow("cordon").await;
     let text = browser.text().await;
     assert!(text.contains("fiec cordon n1"), "{text}");

@@ -10,7 +10,7 @@ use fiec_lab::cluster::ClusterOptions;
 
 const GIB: u64 = 1 << 30;
 
-/// The only device of a node, which uses so many percent of its memory.
+/// A node with one device, whose memory is used to this percentage.
 fn write_device(file: &Path, percent: u64) {
     let id = file.file_stem().unwrap().to_str().unwrap();
     let device = json!({"id": format!("GPU-{id}"), "kind": "gpu", "name": "Emulated 48 GiB device",

@@ -17,17 +17,6 @@ fn body(id: &str, params: &Value) -> Value {
     json!({"id": id, "program": "synthetic@1", "params": params, "commit": {"every_ms": 700}})
 }
 
-fn causes(lab: &Lab, id: ExecutionId) -> Vec<&'static str> {
-    let ledger = lab.journal.of(id);
-    let events = ledger.iter().flat_map(|line| &line.message.events);
-    events
-        .filter_map(|event| match event {
-            Event::Bound { cause, .. } => Some(cause.as_str()),
-            _ => None,
-        })
-        .collect()
-}
-
 /// When the node will be gone, as its flags say, once they do.
 async fn revoked_at(lab: &Lab, node: &NodeId) -> Timestamp {
     until("the node says when it will be gone", async || {
@@ -69,7 +58,11 @@ fn lost_nothing(lab: &Lab, id: ExecutionId) {
     let state = left[0].state();
     let boundary = state.boundary.as_ref().unwrap();
     assert_eq!(boundary.ordinal, state.ordinal, "committed with the yield");
-    assert!(!causes(lab, id).contains(&"lost"), "{:?}", causes(lab, id));
+    assert!(
+        !lab.journal.causes(id).contains(&"lost"),
+        "{:?}",
+        lab.journal.causes(id)
+    );
 }
 
 #[tokio::test]
@@ -107,7 +100,7 @@ async fn a_node_that_is_killed_when_it_said_it_would_be_has_lost_no_work() {
 
     let last = lab.journal.ended(id, "completed").await;
     assert_eq!(digest_of(&last), undisturbed_synthetic(&params).await);
-    assert_eq!(causes(&lab, id), ["initial", "revoked"]);
+    assert_eq!(lab.journal.causes(id), ["initial", "revoked"]);
     lost_nothing(&lab, id);
     assert_ne!(to, node);
 
@@ -201,7 +194,7 @@ async fn a_drain_with_a_deadline_ends_what_reaches_no_boundary_and_binds_it_else
     let line = line.expect("its worker gave it up");
     assert!(line.state().boundary.is_none(), "there was no boundary");
     assert!(line.state().author.starts_with(&format!("worker/{node}/")));
-    assert_eq!(causes(&lab, id), ["initial", "drain"]);
+    assert_eq!(lab.journal.causes(id), ["initial", "drain"]);
     until("its child is dead", async || {
         let busy = |pid: &&u32| proc::is_alive(**pid) && proc::cpu(&[**pid]).as_secs() >= 1;
         children.iter().find(busy).is_none().then_some(())

@@ -178,7 +178,7 @@ async fn ends_are_posted_signed_until_they_are_taken_also_after_a_kill() {
     assert_eq!(failed["type"], "execution.failed");
     assert_eq!(failed["data"]["fault_of"], "program");
 
-    // What ends while it is away is posted when it is back.
+    // An execution ends while the webhook is away: it is posted once the webhook is back.
     webhook.kill().await.unwrap();
     let away = lab
         .publish("away", "synthetic@1", &json!({"capsules": 1}))

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use fiec_schemas::{Event, ExecutionId};
+use fiec_schemas::ExecutionId;
 use serde_json::{Value, json};
 
 use crate::stage::python::{root, say, success};
@@ -217,17 +217,6 @@ fn body(id: &str, params: &Value) -> Value {
     json!({"id": id, "program": "synthetic@1", "params": params, "commit": {"every_ms": 700}})
 }
 
-fn causes(lab: &Lab, id: ExecutionId) -> Vec<&'static str> {
-    let ledger = lab.journal.of(id);
-    let events = ledger.iter().flat_map(|line| &line.message.events);
-    events
-        .filter_map(|event| match event {
-            Event::Bound { cause, .. } => Some(cause.as_str()),
-            _ => None,
-        })
-        .collect()
-}
-
 /// An execution computes in the job, while the cluster's other node is taken. Then that is free again.
 async fn computing_in(
     lab: &Lab,
@@ -275,7 +264,7 @@ async fn the_end_of_a_slurm_allocation_moves_its_executions_away_without_loss() 
             slurm.ask("scancel", &["--batch", "--signal=TERM", &job]);
         }
         let last = lab.journal.ended(id, "completed").await;
-        assert_eq!(causes(&lab, id), ["initial", "revoked"], "{client}");
+        assert_eq!(lab.journal.causes(id), ["initial", "revoked"], "{client}");
         assert_eq!(digest_of(&last), undisturbed_synthetic(&params).await);
 
         let (state, log) = slurm.ended(&job).await;

@@ -36,6 +36,18 @@ impl Journal {
         Self(journal::Journal::open(broker))
     }
 
+    /// The causes of an execution's bindings, in their order.
+    pub fn causes(&self, id: ExecutionId) -> Vec<&'static str> {
+        let ledger = self.of(id);
+        let events = ledger.iter().flat_map(|line| &line.message.events);
+        events
+            .filter_map(|event| match event {
+                Event::Bound { cause, .. } => Some(cause.as_str()),
+                _ => None,
+            })
+            .collect()
+    }
+
     /// Waits for a message of one ledger for which `found` answers.
     pub async fn find<T>(
         &self,

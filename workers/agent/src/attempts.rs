@@ -49,12 +49,12 @@ async fn submitted(shared: &Shared, tip: &Tip) -> Result<Arc<Submission>, Broker
         })
 }
 
-/// Bytes of a shared device's memory that an execution needs: from its submission, or from a later
-/// request of its program.
+/// Bytes of a shared device's memory that an execution needs: from its submission, or from the last
+/// adjustment, as the policy counts it ([`fiec_schemas::scheduling::Adjustment::apply_to`]).
 pub(crate) fn device_budget(state: &ExecutionState, spec: &Submission) -> Option<u64> {
     let share = spec.requires.device.as_ref()?.share_bytes?;
     let asked = state.adjusted.as_ref().and_then(|a| a.device_memory_bytes);
-    Some(asked.map_or(share, |asked| asked.max(share)))
+    Some(asked.unwrap_or(share))
 }
 
 /// Bytes of memory that its program has requested.
@@ -473,4 +473,37 @@ impl Runner {
 pub(crate) fn cut(mut text: String) -> String {
     limits::cut(&mut text, REASON_LIMIT);
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fiec_schemas::scheduling::Adjustment;
+    use fiec_schemas::{ExecutionId, Tenant, Timestamp};
+
+    #[test]
+    fn an_adjustment_replaces_the_budget_of_a_shared_device_up_and_down() {
+        let line = br#"{"program":"mine@1","requires":{"device":{"share_bytes":10}}}"#;
+        let mut spec = Submission::parse(line).unwrap();
+        let mut state = ExecutionState::unborn(
+            Tenant::new("t").unwrap(),
+            ExecutionId(uuid::Uuid::nil()),
+            Arc::new(spec.clone()),
+            None,
+            Timestamp::from_micros(1),
+        );
+        assert_eq!(device_budget(&state, &spec), Some(10));
+        for bytes in [20, 6] {
+            let change = Adjustment {
+                device_memory_bytes: Some(bytes),
+                ..Adjustment::default()
+            };
+            state.adjusted = Some(Box::new(change.clone()));
+            assert_eq!(device_budget(&state, &spec), Some(bytes));
+            // The policy counts the same.
+            change.apply(&mut spec);
+            let device = spec.requires.device.as_ref().unwrap();
+            assert_eq!(device.share_bytes, Some(bytes));
+        }
+    }
 }

@@ -84,7 +84,7 @@ impl Batch {
             .collect()
     }
 
-    /// What can be asked for.
+    /// Actions that change something.
     pub fn actions(&self) -> Vec<&'static str> {
         let lives = self.executions > self.done();
         let can_retry = self.failed + self.cancelled + self.held > 0;

@@ -245,7 +245,7 @@ impl Page {
         )
     }
 
-    /// What can be asked for in its phase, besides what would help.
+    /// Actions that its phase allows, besides those that would help.
     fn actions(&self) -> Vec<&'static str> {
         let all: &[&'static str] = match self.summary.phase.as_str() {
             "started" | "bound" => &["move", "pause", "cancel", "adjust"],

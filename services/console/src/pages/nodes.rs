@@ -89,7 +89,7 @@ pub struct Gauge {
 }
 
 impl Node {
-    /// What can be asked for.
+    /// Actions that change its state.
     pub fn actions(&self) -> &'static [&'static str] {
         match (self.draining, self.cordoned) {
             (true, _) => &["undrain"],

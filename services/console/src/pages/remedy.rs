@@ -10,7 +10,7 @@ use super::executions::encoded;
 pub struct Button {
     /// The action.
     pub what: &'static str,
-    /// What it says.
+    /// Its label.
     pub words: String,
     /// The page that asks.
     pub address: String,

@@ -187,8 +187,7 @@ class Broker:
     async def news(self, subject: str) -> AsyncIterator[asyncio.Queue[Msg]]:
         """The headers of what is appended to these ledgers from now on.
 
-        Some may be lost, with the connection or the server: whoever reads them looks at the ledgers
-        now and then.
+        An outage can lose some. The reader therefore also reads the ledgers from time to time.
         """
         queue: asyncio.Queue[Msg] = asyncio.Queue(maxsize=65536)
 

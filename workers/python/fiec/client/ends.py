@@ -64,7 +64,7 @@ async def of(
 
 
 async def within(what: str, work: Awaitable[T], timeout: float | None) -> T:
-    """Waits for this at most so many seconds. Raises ``TimeoutError``."""
+    """The result of ``work``, or ``TimeoutError`` after ``timeout`` seconds."""
     if timeout is None:
         return await work
     try:

@@ -212,7 +212,7 @@ class AsyncJob:
     async def cancel(self) -> str:
         """Ends it.
 
-        What it has committed stays.
+        Its commits and outputs stay.
         """
         return await self._order("cancel")
 

@@ -287,7 +287,7 @@ class Job:
     def cancel(self) -> str:
         """Ends it.
 
-        What it has committed stays.
+        Its commits and outputs stay.
         """
         return self._loop.run(self._inner.cancel())
 

@@ -17,11 +17,12 @@ use serde::Serialize;
 
 use self::what::What;
 use self::wish::{MOST, Target, Wish, target};
+use super::executions::{self, Choice};
 use super::{Form, Frame, Listed, answer};
 use crate::server::Shared;
 use crate::words;
 
-/// Of which so many are named.
+/// Executions that a page names, of those that an action concerns.
 const NAMED: usize = 30;
 /// Time for which a page goes on with an action on many.
 const PATIENCE: Duration = Duration::from_secs(12);
@@ -90,7 +91,7 @@ async fn made(shared: &Shared, mut wish: Wish, done: bool) -> Result<Page, Strin
         _ => None,
     };
     if let Some(chosen) = many {
-        // Whoever comes later was not seen by the person who agrees.
+        // An execution that is submitted later was not on the page that the person agreed to.
         if wish.choice.before.is_empty() {
             let newest = chosen.iter().map(|one| one.submitted_at).max();
             wish.choice.before = newest.map(|at| at.to_string()).unwrap_or_default();
@@ -115,7 +116,20 @@ async fn made(shared: &Shared, mut wish: Wish, done: bool) -> Result<Page, Strin
             chosen.truncate(NAMED);
             (chosen, more)
         }
-        _ => (Vec::new(), 0),
+        // They move away.
+        Target::Node(node) if wish.what == What::Drain && !done => {
+            let there = Choice {
+                phase: "bound,started".to_owned(),
+                node: node.to_string(),
+                ..Choice::default()
+            };
+            let most = i64::try_from(NAMED).unwrap_or(i64::MAX);
+            let (chosen, all) = executions::chosen(&shared.hub, &there, most, &mut frame).await;
+            let all = usize::try_from(all).unwrap_or(0);
+            let more = all.saturating_sub(chosen.len());
+            (chosen, more)
+        }
+        Target::Node(_) | Target::Batch { .. } => (Vec::new(), 0),
     };
     let nodes = shared.hub.nodes.now().value;
     let nodes = nodes

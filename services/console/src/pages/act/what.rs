@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::pages::executions::Choice;
 
-/// What is to be done.
+/// An action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum What {
@@ -51,7 +51,7 @@ impl What {
         }
     }
 
-    /// What it means, for a person who is asked.
+    /// Explains it on the page that asks.
     pub(super) fn meaning(self) -> &'static str {
         match self {
             Self::Cancel => {

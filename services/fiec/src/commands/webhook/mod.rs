@@ -9,10 +9,9 @@ mod notice;
 mod sign;
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
 use async_nats::jetstream::{AckKind, Message};
 use bytes::Bytes;
@@ -99,12 +98,12 @@ pub async fn run(args: WebhookArgs, global: &Global) -> anyhow::Result<Outcome> 
         .https_or_http()
         .enable_http1()
         .build();
-    let hook = Arc::new(Webhook {
+    let hook = Webhook {
         url: args.url,
         key,
         wanted,
         client: Client::builder(TokioExecutor::new()).build(connector),
-    });
+    };
     let place = Place {
         consumer: format!("webhook-{}-{}", args.tenant.tenant, args.name),
         subject: subjects::ledgers(&args.tenant.tenant),
@@ -184,29 +183,12 @@ impl Place {
         Ok(messages.await?)
     }
 
-    /// Posts what comes, through outages of the broker.
-    async fn follow(&self, broker: &Broker, hook: &Arc<Webhook>) -> Gone {
+    /// Posts what comes, through outages of the broker, until the other side wants no more.
+    async fn follow(&self, broker: &Broker, hook: &Webhook) -> Gone {
         loop {
-            match self.open(broker).await {
-                Ok(messages) => {
-                    let mut posts = messages
-                        .map(|message| async {
-                            match message {
-                                Ok(message) => hook.take(message).await,
-                                Err(error) => {
-                                    tracing::warn!(%error, "the ledgers do not answer");
-                                    Ok(())
-                                }
-                            }
-                        })
-                        .buffer_unordered(AT_ONCE);
-                    while let Some(posted) = posts.next().await {
-                        if let Err(gone) = posted {
-                            return gone;
-                        }
-                    }
-                }
-                Err(error) => tracing::warn!(
+            match self.follow_once(broker, hook).await {
+                Ended::Gone(gone) => return gone,
+                Ended::Lost(error) => tracing::warn!(
                     error = format!("{error:#}"),
                     "the ledgers do not answer; trying again"
                 ),
@@ -214,6 +196,36 @@ impl Place {
             tokio::time::sleep(AGAIN).await;
         }
     }
+
+    /// Posts what comes until the reader of the stream fails. NATS sends a message again whose post is
+    /// interrupted by that.
+    async fn follow_once(&self, broker: &Broker, hook: &Webhook) -> Ended {
+        let messages = match self.open(broker).await {
+            Ok(messages) => messages,
+            Err(error) => return Ended::Lost(error),
+        };
+        let mut posts = messages
+            .map(|message| async {
+                match message {
+                    Ok(message) => hook.take(message).await.map_err(Ended::Gone),
+                    Err(error) => Err(Ended::Lost(error.into())),
+                }
+            })
+            .buffer_unordered(AT_ONCE);
+        while let Some(posted) = posts.next().await {
+            if let Err(ended) = posted {
+                return ended;
+            }
+        }
+        Ended::Lost(anyhow!("the stream of messages has ended"))
+    }
+}
+
+/// Why no more messages are posted.
+enum Ended {
+    Gone(Gone),
+    /// The ledgers cannot be read.
+    Lost(anyhow::Error),
 }
 
 struct Webhook {
@@ -296,7 +308,7 @@ impl Webhook {
             Ok(request) => request,
             Err(error) => return Posted::No(error.to_string()),
         };
-        // What it says beside the status is of no use here.
+        // Only the status counts.
         match tokio::time::timeout(WITHIN, self.client.request(request)).await {
             Ok(Ok(answer)) if answer.status().is_success() => Posted::Yes,
             Ok(Ok(answer)) if answer.status() == StatusCode::GONE => Posted::Gone,
@@ -307,7 +319,7 @@ impl Webhook {
     }
 }
 
-/// The pause after so many tries.
+/// The pause before the next try, after this number of them.
 fn pause(tries: i64) -> Duration {
     let doubled = u32::try_from((tries - 1).clamp(0, 16)).unwrap_or(16);
     Duration::from_secs(1 << doubled).min(PAUSE)

@@ -1,4 +1,4 @@
-//! What is posted: how an execution ended, as JSON.
+//! The body of a post: how an execution ended, as JSON.
 
 use clap::ValueEnum;
 use fiec_schemas::{Event, LedgerMessage, Ordinal, PhaseKind};
