@@ -362,9 +362,7 @@ class Run:
         ``-``. A capsule may emit 128 messages of 256 KiB in all."""
         self._engine.check()
         if not _NAME.fullmatch(name):
-            raise Failed(
-                f"emit: the name {name!r} must have 1 to 64 letters, digits, '_' or '-'"
-            )
+            raise Failed(f"emit: the name {name!r} must have 1 to 64 letters, digits, '_' or '-'")
         if isinstance(data, str):
             data = encoded(data, f"message {name!r}")
         if not isinstance(data, (bytes, bytearray, memoryview)):

@@ -60,8 +60,8 @@ def _plain(point: Point) -> list[Any]:
 
 
 class Waiting:
-    """At most :data:`NAMES_LIMIT` names over its whole life, and at most :data:`POINTS_LIMIT` points
-    at a time: neighbours become one, which keeps their mean, extremes and number."""
+    """At most :data:`NAMES_LIMIT` names over its whole life, and at most :data:`POINTS_LIMIT`
+    points at a time: neighbours become one, which keeps their mean, extremes and number."""
 
     def __init__(self) -> None:
         self._points: dict[str, list[Point]] = {}

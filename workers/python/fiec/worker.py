@@ -118,7 +118,8 @@ class Server:
         run._engine = engine
         brief, self._brief = self._brief, False
         if not brief or start.boundary is not None:
-            self.writer.report({"is": "began", "at": engine.began_at, "parks": True, "limits": True})
+            knows = {"parks": True, "limits": True}
+            self.writer.report({"is": "began", "at": engine.began_at, **knows})
         end = attempt(self._main, run, self._local)
         self.result, self.ending = end.result, end.ending
         # Run and engine know each other. Without this the state lives until the next collection:

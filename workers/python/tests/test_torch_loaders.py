@@ -234,6 +234,7 @@ def read(run: fiec.Run) -> list[Any]:
         for batch in run.each(data):
             state.seen.append([as_lists([batch]), draw_of_the_process()])
         state.seen.append(draw_of_the_process())
+        run.boundary()  # between two epochs
     return list(state.seen)
 
 

@@ -29,9 +29,9 @@ pub struct DemoArgs {
     /// Folder of data and logs [default: a temporary folder]
     #[arg(long)]
     pub data_dir: Option<PathBuf>,
-    /// File of the report
-    #[arg(long, default_value = "target/fiec-demo-report.html")]
-    pub report: PathBuf,
+    /// File of the report [default: `fiec-demo-report.html`, in `target` if there is that folder]
+    #[arg(long)]
+    pub report: Option<PathBuf>,
     /// Right-hand sides to solve for [default: as many as take this machine about 20 seconds]
     #[arg(long)]
     pub load_cases: Option<u64>,
@@ -176,13 +176,18 @@ async fn scene(
         .context("the undisturbed run took too long")???;
     steps.done("the undisturbed run has ended");
 
+    let report = args.report.clone().unwrap_or_else(|| {
+        let name = PathBuf::from("fiec-demo-report.html");
+        let target = PathBuf::from("target");
+        if target.is_dir() { target.join(name) } else { name }
+    });
     let scene = checks::Scene {
         cluster,
         execution,
         source: &source,
         last: &last,
         reference: &reference,
-        report: &args.report,
+        report: &report,
         json,
     };
     let held = tokio::time::timeout(left(began)?, scene.check())

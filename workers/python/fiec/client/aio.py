@@ -99,7 +99,7 @@ class AsyncClient:
 
     async def map(
         self,
-        program: str,
+        program: str | Path,
         over: Mapping[str, Iterable[Any]] | Sequence[Mapping[str, Any]],
         *,
         params: Mapping[str, Any] | None = None,
@@ -108,12 +108,16 @@ class AsyncClient:
     ) -> AsyncSweep:
         """Submits an execution for each of many parameters, as one array.
 
-        ``over`` has the values of each name, of which every combination is taken
-        (``{"seed": range(100), "lr": [0.1, 0.01]}``), or is a list of parameters. ``params`` are
-        the same for all. ``fields`` are those of a submission: ``batch``, ``at_once``, …
+        ``program`` is ``NAME@VERSION``, or a script or a folder, which is packed and registered
+        as by :meth:`push`. ``over`` has the values of each name, of which every combination is
+        taken (``{"seed": range(100), "lr": [0.1, 0.01]}``), or is a list of parameters.
+        ``params`` are the same for all. ``fields`` are those of a submission: ``batch``,
+        ``at_once``, …
 
         Raises as :meth:`submit`, and ``ValueError``.
         """
+        if isinstance(program, Path) or "@" not in program:
+            program = await self.push(program)
         name = id or names.fresh(program)
         fields = {"program": program, **fields}
         cut = list(arrays.cut(name, over, params or {}, fields))

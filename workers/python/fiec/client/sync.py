@@ -95,7 +95,7 @@ class Client:
 
     def map(
         self,
-        program: str,
+        program: str | Path,
         over: Mapping[str, Iterable[Any]] | Sequence[Mapping[str, Any]],
         *,
         params: Mapping[str, Any] | None = None,
@@ -104,9 +104,11 @@ class Client:
     ) -> Sweep:
         """Submits an execution for each of many parameters, as one array.
 
-        ``over`` has the values of each name, of which every combination is taken
-        (``{"seed": range(100), "lr": [0.1, 0.01]}``), or is a list of parameters. ``params`` are
-        the same for all. ``fields`` are those of a submission: ``batch``, ``at_once``, …
+        ``program`` is ``NAME@VERSION``, or a script or a folder, which is packed and registered
+        as by :meth:`push`. ``over`` has the values of each name, of which every combination is
+        taken (``{"seed": range(100), "lr": [0.1, 0.01]}``), or is a list of parameters.
+        ``params`` are the same for all. ``fields`` are those of a submission: ``batch``,
+        ``at_once``, …
 
         Raises as :meth:`submit`, and ``ValueError``.
         """

@@ -166,6 +166,10 @@ class Loader:
             for batch in items:
                 self.position += 1
                 yield batch
+        self.end_epoch()
+
+    def end_epoch(self) -> None:
+        """Begins the next epoch, wherever this one stands."""
         self.epoch, self.position = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -212,10 +216,13 @@ class StatefulLoader:
     def __iter__(self) -> Iterator[Any]:
         # A new iterator draws a seed for workers, and would draw it again when a run resumes.
         with preserved(), children_are_seeded():
+            if self._generator is not None:
+                # This makes the iterator that goes on. If that one is at its end, the next one
+                # draws from the generator.
+                self._loader.state_dict()
+                self._loader.generator.set_state(self._generator)
+                self._generator = None
             items = iter(self._loader)
-        if self._generator is not None:
-            self._loader.generator.set_state(self._generator)
-            self._generator = None
         try:
             yield from items
         finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -251,10 +252,9 @@ class Data(WithClient):
 
 class Many(WithClient):
     def test_a_sweep_gives_results_in_order_and_a_failed_member_aborts_nothing(self) -> None:
-        program = self.client.push(self.script)
         swept = [{"seed": n, **({"fail_at": 0} if n == 3 else {"fail_at": -1})} for n in range(8)]
         sweep = self.client.map(
-            program, swept, params={"steps": 3}, batch="study", retries=0, env=NUMPY
+            self.script, swept, params={"steps": 3}, batch="study", retries=0, env=NUMPY
         )
         ended = {job.id: job for job in fiec.client.as_completed(sweep, progress=True)}
         self.assertEqual(len(ended), 8)
@@ -302,18 +302,30 @@ class Many(WithClient):
         took = time.monotonic() - began
         print(f"{MANY}: submitted {submitted:.1f} s, counted {known:.1f} s, cancelled {took:.1f} s")
 
-    def test_the_example_of_the_page_runs(self) -> None:
-        page = (Path(__file__).parents[2] / "CLIENT.md").read_text()
-        code = page.split("<!-- file: study.py -->\n```python\n")[1].split("```")[0]
-        ran = subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE,
-            check=False,
-        )
-        self.assertEqual(ran.returncode, 0, ran.stderr)
-        self.assertEqual(ran.stdout.count("completed"), 49, ran.stdout)
+    def test_the_examples_of_the_pages_run(self) -> None:
+        kit = Path(__file__).parents[2]
+        for page, name, expected in (
+            (kit / "CLIENT.md", "study.py", ["completed"] * 49),
+            (kit.parents[1] / "README.md", "sweep.py", ["1.41421"] * 18),
+        ):
+            files = re.findall(
+                r"<!-- file: (\S+) -->\n```python\n(.*?)```", page.read_text(), re.DOTALL
+            )
+            for file, text in files:
+                at = self.folder / file
+                at.parent.mkdir(exist_ok=True)
+                at.write_text(text)
+            ran = subprocess.run(
+                [sys.executable, name],
+                cwd=self.folder,
+                capture_output=True,
+                text=True,
+                timeout=DEADLINE,
+                check=False,
+            )
+            self.assertEqual(ran.returncode, 0, ran.stderr)
+            found = re.findall("completed|1[.]41421", ran.stdout)
+            self.assertEqual(found, expected, ran.stdout)
 
 
 class Outages(WithClient):
