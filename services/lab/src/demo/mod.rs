@@ -179,7 +179,11 @@ async fn scene(
     let report = args.report.clone().unwrap_or_else(|| {
         let name = PathBuf::from("fiec-demo-report.html");
         let target = PathBuf::from("target");
-        if target.is_dir() { target.join(name) } else { name }
+        if target.is_dir() {
+            target.join(name)
+        } else {
+            name
+        }
     });
     let scene = checks::Scene {
         cluster,
