@@ -344,6 +344,17 @@ pub fn unregistered(program: &str) -> FieldError {
     )
 }
 
+/// The error for a program whose manifest breaks a rule, with what to do.
+pub fn unusable(program: &str, broken: &FieldError) -> FieldError {
+    FieldError::new(
+        "program",
+        format!(
+            "{program:?} cannot run: its manifest breaks a rule: {broken}; push it mended, as \
+             another version"
+        ),
+    )
+}
+
 /// A registered package. A version never changes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ProgramRecord {

@@ -11,8 +11,8 @@ use fiec_schemas::scheduling::Adjustment;
 use fiec_schemas::surroundings::Offers;
 use fiec_schemas::trust::{Quarantine, SignedProof, SignedVerdict, Verdict, VerifiedUpTo};
 use fiec_schemas::{
-    Digest, Event, ExecutionId, HardwareVector, InstanceId, LineError, NodeDescriptor, NodeFlags,
-    NodeId, Sequence, Submission, Tenant,
+    Digest, Event, ExecutionId, FieldError, HardwareVector, InstanceId, LineError, NodeDescriptor,
+    NodeFlags, NodeId, Sequence, Submission, Tenant,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -66,7 +66,7 @@ pub enum Outcome {
     /// A large submission was stored, or why not. Its line can continue.
     Large(Box<Line>, Result<(), String>),
     /// Whether a line's program is registered.
-    Program(Box<Line>, Result<bool, String>),
+    Program(Box<Line>, Result<Option<FieldError>, String>),
     /// What there is under the client's id of a line.
     Name(Box<Line>, UnderName),
     /// A message was checked as a whole.

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use async_nats::jetstream::kv::{Operation, Store};
 use fiec_broker::{Broker, BrokerError, registry};
-use fiec_schemas::package::{ProgramName, ProgramRecord, is_built_in};
+use fiec_schemas::FieldError;
+use fiec_schemas::package::{ProgramName, ProgramRecord, is_built_in, unregistered, unusable};
 use futures_util::StreamExt;
 use tokio::sync::OnceCell;
 use tokio::sync::mpsc::Sender;
@@ -56,16 +57,17 @@ impl Programs {
         !known.is_empty() && known.get(&program.replacen('@', ".", 1)) == Some(&true)
     }
 
-    /// Looks up whether a program is registered that the table lacks.
+    /// Looks up a program that the table lacks. Returns why it cannot be submitted, or none if it
+    /// can.
     ///
     /// # Errors
     /// If the broker does not answer.
-    pub async fn look_up(&self, program: &str) -> Result<bool, BrokerError> {
+    pub async fn look_up(&self, program: &str) -> Result<Option<FieldError>, BrokerError> {
         if self.has(program) {
-            return Ok(true);
+            return Ok(None);
         }
         let Ok(name) = program.parse::<ProgramName>() else {
-            return Ok(false);
+            return Ok(Some(unregistered(program)));
         };
         let look = async {
             let bucket = self
@@ -80,10 +82,14 @@ impl Programs {
                 .map_err(BrokerError::operation(format!(
                     "look {program} up within {LOOK_UP:?}"
                 )))??;
-        if let Some(record) = &found {
-            self.change(name.key(), Some(record.manifest.image.is_some()));
+        let Some(record) = found else {
+            return Ok(Some(unregistered(program)));
+        };
+        if let Err(error) = record.manifest.check() {
+            return Ok(Some(unusable(program, &error)));
         }
-        Ok(found.is_some())
+        self.change(name.key(), Some(record.manifest.image.is_some()));
+        Ok(None)
     }
 
     /// Sets a program and whether it runs in a container. `None` removes it.
@@ -117,6 +123,10 @@ impl Programs {
             // An unreadable record still counts as registered. Workers report what is wrong with
             // it.
             let record: Option<ProgramRecord> = serde_json::from_slice(&entry.value).ok();
+            if record.as_ref().is_some_and(|r| r.manifest.check().is_err()) {
+                self.change(entry.key, None);
+                continue;
+            }
             let contained = record.filter(|r| r.manifest.image.is_some());
             self.change(entry.key, Some(contained.is_some()));
             if let Some(record) = contained
@@ -143,9 +153,10 @@ mod tests {
     }
 
     async fn push_as(broker: &Broker, program: &str, manifest: &[u8]) {
+        let manifest: Manifest = serde_json::from_slice(manifest).unwrap();
         let record = ProgramRecord {
             program: program.to_owned(),
-            manifest: Manifest::parse(manifest).unwrap(),
+            manifest,
             artifact: Digest::of(b""),
             bytes: 0,
             pushed_at: broker.now(),
@@ -204,11 +215,25 @@ mod tests {
         let bucket = broker.js.get_key_value(subjects::PROGRAMS_BUCKET).await;
         bucket.unwrap().delete("early.1").await.unwrap();
         assert!(!programs.has("unseen@1"));
-        assert!(programs.look_up("unseen@1").await.unwrap());
-        assert!(!programs.look_up("nobody@1").await.unwrap());
+        let found = programs.look_up("unseen@1").await.unwrap();
+        assert_eq!(found, None);
+        let found = programs.look_up("nobody@1").await.unwrap().unwrap();
+        assert!(found.reason.contains("does not exist"), "{found}");
         let watch = follow(programs.clone());
         until("what is gone is forgotten", || !programs.has("early@1")).await;
         assert!(programs.has("unseen@1") && programs.has("late@1.2"));
+
+        // Pushed by another client, which has not checked its manifest.
+        let broken = br#"{"entry":["/bin/sh"],"protocol":"frames"}"#;
+        push_as(&broker, "broken@1", broken).await;
+        push(&broker, "last@1").await;
+        until("what follows it is known", || programs.has("last@1")).await;
+        assert!(!programs.has("broken@1"));
+        let found = programs.look_up("broken@1").await.unwrap().unwrap();
+        assert!(
+            found.reason.contains("entry: \"/bin/sh\" must stay inside"),
+            "{found}"
+        );
         watch.abort();
     }
 }

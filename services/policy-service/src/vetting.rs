@@ -1,7 +1,7 @@
 //! Checks messages whose lines must be checked together before one of them is placed. These are
 //! messages with dependencies or arrays, and atomic messages.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use async_nats::jetstream::stream::RawMessageErrorKind;
@@ -10,8 +10,7 @@ use fiec_broker::Entry;
 use fiec_schemas::dependency::Target;
 use fiec_schemas::messages::RecordedRequest;
 use fiec_schemas::{
-    Digest, ExecutionId, FieldError, Glance, PhaseKind, Sequence, Tenant, Timestamp, package,
-    subjects,
+    Digest, ExecutionId, FieldError, Glance, PhaseKind, Sequence, Tenant, Timestamp, subjects,
 };
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 
@@ -184,16 +183,15 @@ impl Effects {
     async fn vet_programs(&self, good: &[Vetted], bad: &mut Verdict) -> Result<(), Refusal> {
         let programs = good.iter().map(|vetted| &vetted.program);
         let doubtful: BTreeSet<_> = programs.filter(|p| !self.programs.has(p)).collect();
-        let mut missing = BTreeSet::new();
+        let mut wrong = BTreeMap::new();
         for program in doubtful {
             let found = self.programs.look_up(program).await;
-            if !found? {
-                missing.insert(program);
-            }
+            wrong.extend(found?.map(|error| (program, error)));
         }
-        for vetted in good.iter().filter(|v| missing.contains(&v.program)) {
-            let error = package::unregistered(&vetted.program);
-            bad.entry(vetted.line).or_insert(error);
+        for vetted in good {
+            if let Some(error) = wrong.get(&vetted.program) {
+                bad.entry(vetted.line).or_insert_with(|| error.clone());
+            }
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use fiec_broker::outbox::Emit;
 use fiec_broker::{Draft, Tip};
-use fiec_kit::frames::{BoundaryReport, Made};
+use fiec_kit::frames::{BoundaryReport, Made, Report};
 use fiec_schemas::event::Outbox;
 use fiec_schemas::limits::{self, INLINE_RESULT_LIMIT, OUTPUTS_LIMIT, RESULT_LIMIT};
 use fiec_schemas::messages::Destination;
@@ -171,6 +171,52 @@ pub fn ahead_of(draft: &Draft) -> Option<Tip> {
 
 /// Outputs in their recorded form, and their bytes in the same order.
 pub type Split = (Vec<Output>, Vec<(Digest, Bytes)>);
+
+/// Bytes that are digested at once by whoever needs the digest.
+const DIGESTED_HERE: usize = 1 << 20;
+
+/// Fills in the digests of σ and outputs that a program has left out. If there is much to digest, a
+/// thread of its own does it, and the tasks of this one go on.
+pub async fn digest(report: &mut Report, body: &Bytes) {
+    if body.len() <= DIGESTED_HERE {
+        return;
+    }
+    let (state, outputs) = match report {
+        Report::Boundary(report) => (
+            Some((&mut report.digest, report.bytes)),
+            &mut report.outputs,
+        ),
+        Report::Completed { outputs, .. } => (None, outputs),
+        _ => return,
+    };
+    let made = outputs
+        .iter_mut()
+        .map(|made| (&mut made.digest, made.bytes));
+    let mut at = 0;
+    let (mut missing, mut pieces) = (Vec::new(), Vec::new());
+    for (digest, bytes) in state.into_iter().chain(made) {
+        let end = usize::try_from(bytes).ok().and_then(|n| n.checked_add(at));
+        let Some(end) = end.filter(|end| *end <= body.len()) else {
+            return; // lengths that disagree are refused later
+        };
+        if digest.is_none() {
+            pieces.push(body.slice(at..end));
+            missing.push(digest);
+        }
+        at = end;
+    }
+    let all = move || {
+        pieces
+            .iter()
+            .map(|piece| Digest::of(piece))
+            .collect::<Vec<_>>()
+    };
+    // Where that thread has panicked, they are made later.
+    let found = tokio::task::spawn_blocking(all).await.unwrap_or_default();
+    for (digest, found) in missing.into_iter().zip(found) {
+        *digest = Some(found);
+    }
+}
 
 /// Separates the outputs' bytes from a body, and returns the outputs in their recorded form.
 /// Returns none if the lengths disagree.

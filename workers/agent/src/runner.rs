@@ -40,7 +40,7 @@ use crate::healing::Older;
 use crate::job::{CapsuleAck, RunnerOrder};
 use crate::large::Known;
 use crate::logs::Printed;
-use crate::message::{After, Message, Said, check_outputs, split_outputs};
+use crate::message::{self, After, Message, Said, check_outputs, split_outputs};
 use crate::outside::Fetches;
 use crate::packages::Program;
 use crate::park::Parked;
@@ -453,6 +453,7 @@ impl Runner {
         if self.is_beyond(&mut report).await {
             return;
         }
+        message::digest(&mut report, &body).await;
         restamp(&mut report, self.shared.broker.clock());
         let ends = report.ends_run();
         let yields = ends && matches!(report, Report::Boundary(_));

@@ -546,11 +546,14 @@ pub fn read_if<T: DeserializeOwned>(
     from.read_exact(&mut text)?;
     let message = parse(&text)?;
     admits(&message, body)?;
-    // Allocate the first bytes at once; then the buffer grows with the bytes that arrive.
     let mut bytes = vec![0; body.min(WHOLE_BYTES) as usize];
     from.read_exact(&mut bytes)?;
     let rest = body - bytes.len() as u64;
-    bytes.reserve(rest.min(1 << 26) as usize);
+    // Of memory that is allocated here, only as much is used as bytes arrive. Where so much cannot
+    // be had, the buffer grows with them.
+    if usize::try_from(rest).map_or(true, |rest| bytes.try_reserve_exact(rest).is_err()) {
+        bytes.reserve(rest.min(1 << 26) as usize);
+    }
     let found = from.take(rest).read_to_end(&mut bytes)? as u64;
     if found < rest {
         return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());

@@ -28,6 +28,14 @@ pub fn tree(root: u32) -> Usage {
     usage
 }
 
+/// The most bytes that a process itself ever had in memory; zero if it has ended.
+pub(super) fn peak(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}
+
 /// The ids of all descendants of a process, without its own.
 pub fn descendants(root: u32) -> Vec<u32> {
     family(&snapshot(), root).split_off(1)

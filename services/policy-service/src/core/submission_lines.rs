@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use fiec_policy::{Input, NewExecution, Submitted};
-use fiec_schemas::{FieldError, LineError, package};
+use fiec_schemas::{FieldError, LineError};
 
 use super::{Core, taken};
 use crate::effects::Effects;
@@ -153,13 +153,14 @@ impl Core {
     }
 
     /// Takes the result of looking up a line's program.
-    pub(super) async fn settle_program(&mut self, line: Box<Line>, found: Result<bool, String>) {
+    pub(super) async fn settle_program(
+        &mut self,
+        line: Box<Line>,
+        found: Result<Option<FieldError>, String>,
+    ) {
         match found {
-            Ok(true) => self.lines.resume(line, Check::Size),
-            Ok(false) => {
-                let error = package::unregistered(&line.spec.program);
-                self.refuse_line(&line, &error.field, error.reason);
-            }
+            Ok(None) => self.lines.resume(line, Check::Size),
+            Ok(Some(error)) => self.refuse_line(&line, &error.field, error.reason),
             Err(error) => {
                 tracing::warn!(execution = %line.execution(), error, "a program could not be looked up; its submission is tried again");
                 let reason = format!("a program could not be looked up: {error}");

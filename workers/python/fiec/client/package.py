@@ -115,6 +115,12 @@ def _pack(path: Path, files: Mapping[str, _File]) -> Package:
         raise BadPackage(
             f"{path}: field entry: must be a list of texts, the command of the program"
         )
+    command = entry[0]
+    if command.startswith("/") or ("/" in command and ".." in command.split("/")):
+        raise BadPackage(
+            f"{path}: field entry: {command!r} must stay inside the package's folder; a command "
+            "without / is looked up in the node's PATH"
+        )
     if manifest.get("protocol") not in _PROTOCOLS:
         raise BadPackage(f"{path}: field protocol: must be one of {', '.join(sorted(_PROTOCOLS))}")
     tar = bytearray()

@@ -171,6 +171,8 @@ class OneJob(WithClient):
             self.client.job("no such")
         with self.assertRaises(BadPackage):
             self.client.run(self.folder)
+        with self.assertRaisesRegex(BadPackage, "looked up in the node's PATH"):
+            self.client.run(self.script, python="/usr/bin/python3")
         with self.assertRaises(fiec.client.ClientError) as refused:
             self.client.rows("DELETE FROM executions")
         self.assertIn("read-only", str(refused.exception))

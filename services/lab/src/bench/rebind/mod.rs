@@ -1,8 +1,9 @@
 //! `bench rebind`: the gap of a move, from the end of the last capsule on node A to the begin of the
 //! first capsule on node B. Both times are from the clock of this machine, read by the program. The
 //! bench orders the moves through the API, as an operator does. `state` measures what a commit and
-//! a move of a large σ store and send.
+//! a move of a large σ store and send, and `file` what `torch.save` takes for as many bytes.
 
+mod file;
 mod state;
 
 use std::time::Duration;

@@ -1,6 +1,7 @@
 //! The large σ of `bench rebind`: 24 MB of which one per cent changes with every capsule, in one
-//! place, as an insertion, or in 60 places. The figures are the share of σ that a commit stores and a
-//! handover sends, and how long both take. The floor moves the whole σ.
+//! place, as an insertion, or in 60 places; and 1 GB of which one per cent changes in one place. The
+//! figures are the share of σ that a commit stores and a handover sends, and how long both take. The
+//! floor moves the whole σ. With 1 GB also: how much memory it takes, and `torch.save`.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -11,19 +12,49 @@ use fiec_broker::{Broker, ConnectOptions, chunks, store};
 use fiec_schemas::messages::{ExecutionVerb, HANDOVER_HEADER};
 use fiec_schemas::{Event, ExecutionId, StatePlace, subjects};
 use futures_util::StreamExt as _;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::super::figures::{median, quantile};
 use super::super::follow::{Follow, Moved, millis};
-use super::super::{Lab, cluster, request, submit, tenant};
+use super::super::{Lab, cluster, cpu, request, submit, tenant};
+use super::file;
 
-/// Bytes of σ.
-const STATE: u64 = 24_000_000;
-/// Bytes that change: one per cent.
-const CHANGED: u64 = STATE / 100;
-/// Computation in one capsule, in microseconds. It is longer than a commit takes, so that no commit
-/// waits for the one before.
-const WORK_US: u64 = 200_000;
+/// A size of σ.
+struct Size {
+    words: &'static str,
+    bytes: u64,
+    /// Computation in one capsule, in microseconds. It is longer than a commit takes, so that no
+    /// commit waits for the one before.
+    work_us: u64,
+    /// Samples of each figure.
+    commits: usize,
+    moves: usize,
+    floors: usize,
+}
+
+impl Size {
+    /// Bytes that change: one per cent.
+    const fn changed(&self) -> u64 {
+        self.bytes / 100
+    }
+}
+
+const SMALL: Size = Size {
+    words: "24 MB",
+    bytes: 24_000_000,
+    work_us: 200_000,
+    commits: 20,
+    moves: 15,
+    floors: 10,
+};
+const LARGE: Size = Size {
+    words: "1 GB",
+    bytes: 1_000_000_000,
+    work_us: 4_000_000,
+    commits: 5,
+    moves: 5,
+    floors: 3,
+};
 /// Longest time of one step.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes of one message of a floor.
@@ -41,56 +72,78 @@ const UNACKNOWLEDGED: usize = 4;
 ///   stored in the same stream.
 /// * `gap_p50_ms` of a move. Floor: the whole σ sent from one connection to another, without the
 ///   time of a program that encodes and decodes it.
+/// * `resident_mb`: the most that a worker, and a program, ever had in memory. Floor: one σ.
 ///
 /// # Errors
 /// When something could not be started or measured.
 pub(super) async fn run(lab: &mut Lab<'_>) -> anyhow::Result<()> {
+    let changed = SMALL.changed();
+    let cases = [
+        ("in one place", json!({"bytes": changed})),
+        ("inserted", json!({"bytes": changed, "insert": true})),
+        ("in 60 places", json!({"bytes": changed, "places": 60})),
+    ];
+    measure(lab, &SMALL, &cases).await?;
+    file::run(lab, LARGE.words, LARGE.bytes).await?;
+    let cases = [("in one place", json!({"bytes": LARGE.changed()}))];
+    measure(lab, &LARGE, &cases).await
+}
+
+async fn measure(
+    lab: &mut Lab<'_>,
+    size: &'static Size,
+    cases: &[(&str, Value)],
+) -> anyhow::Result<()> {
     // The bench orders the moves. A busy machine must not cause others.
     let calm = ["--threshold", "latency=1:0.9:60000"];
     let cluster = cluster(lab, 2, &calm, false).await?;
     let broker = &cluster.broker;
-    let rounds = lab.samples(10).max(3);
-    lab.steps_message("state: the floor: the whole σ");
+    lab.steps_message(&format!("{}: the floor: the whole σ", size.words));
     let (mut stored, mut sent) = (Vec::new(), Vec::new());
     let other = ConnectOptions::new(cluster.servers.nats_url(), "fiec bench");
     let other = Broker::connect(other).await?;
-    for _ in 0..rounds {
-        stored.push(store_whole(broker).await?);
-        sent.push(send_whole(broker, &other).await?);
+    for _ in 0..lab.samples(size.floors).max(3) {
+        stored.push(store_whole(broker, size).await?);
+        sent.push(send_whole(broker, &other, size).await?);
     }
+    // Else it would look for this server for ever.
+    other.client.drain().await?;
     let (stored, sent) = (median(&mut stored), median(&mut sent));
-    let cases = [
-        ("in one place", json!({"bytes": CHANGED})),
-        ("inserted", json!({"bytes": CHANGED, "insert": true})),
-        ("in 60 places", json!({"bytes": CHANGED, "places": 60})),
-    ];
-    for (number, (words, change)) in cases.into_iter().enumerate() {
-        let case = format!("24 MB, 1 % {words}");
+    for (number, (words, change)) in cases.iter().enumerate() {
+        let case = format!("{}, 1 % {words}", size.words);
         let submission = json!({
             "program": "synthetic@1",
-            "params": {"capsules": 1_000_000_000u64, "state_bytes": STATE, "work_us": WORK_US,
-                "change": change},
+            "params": {"capsules": 1_000_000_000u64, "state_bytes": size.bytes,
+                "work_us": size.work_us, "change": change},
             "commit": {"every": 1},
         });
-        let mut run = Run::start(broker, &format!("state-{number}"), submission).await?;
+        let mut run = Run::start(broker, size, &format!("state-{number}"), submission).await?;
         lab.steps_message(&format!("{case}: commits"));
-        let mut commits = run.commits(broker, lab.samples(20).max(4)).await?;
+        let mut commits = run
+            .commits(broker, lab.samples(size.commits).max(3))
+            .await?;
         lab.steps_message(&format!("{case}: moves"));
-        let mut moves = run.moves(broker, lab.samples(15).max(4)).await?;
-        request(broker, ExecutionVerb::Cancel, run.execution).await?;
+        let mut moves = run.moves(broker, lab.samples(size.moves).max(3)).await?;
         let mut add = |what: &str, metric, unit, value, floor| {
             let case = format!("{case}, {what}");
-            lab.figures
-                .add("state", &case, metric, unit, value, Some(floor));
+            lab.figures.add("state", &case, metric, unit, value, floor);
         };
         let percent = median(&mut commits.percent);
-        add("commit", "moved_percent", "%", percent, 1.0);
+        add("commit", "moved_percent", "%", percent, Some(1.0));
         let took = median(&mut commits.millis);
-        add("commit", "commit_p50_ms", "ms", took, stored);
+        add("commit", "commit_p50_ms", "ms", took, Some(stored));
         let percent = median(&mut moves.percent);
-        add("handover", "moved_percent", "%", percent, 1.0);
+        add("handover", "moved_percent", "%", percent, Some(1.0));
         let gap = quantile(&mut moves.millis, 0.5);
-        add("handover", "gap_p50_ms", "ms", gap, sent);
+        add("handover", "gap_p50_ms", "ms", gap, Some(sent));
+        let workers: Vec<u32> = cluster.workers.iter().map(|w| w.pid()).collect();
+        let programs = workers.iter().flat_map(|pid| cpu::descendants(*pid));
+        for (who, pids) in [("program", programs.collect()), ("worker", workers.clone())] {
+            let peak = pids.into_iter().map(cpu::peak).max().unwrap_or(0);
+            let floor = size.bytes as f64 / 1e6;
+            add(who, "resident_mb", "MB", peak as f64 / 1e6, Some(floor));
+        }
+        request(broker, ExecutionVerb::Cancel, run.execution).await?;
     }
     cluster.stop().await;
     Ok(())
@@ -105,6 +158,7 @@ struct Samples {
 
 /// An execution under measurement.
 struct Run {
+    size: &'static Size,
     execution: ExecutionId,
     follow: Follow,
     /// The last commit that was read; none right after a move.
@@ -115,6 +169,7 @@ struct Run {
 impl Run {
     async fn start(
         broker: &Broker,
+        size: &'static Size,
         id: &str,
         submission: serde_json::Value,
     ) -> anyhow::Result<Self> {
@@ -122,6 +177,7 @@ impl Run {
         let execution = submit(broker, id, submission).await?;
         let at = follow.started(execution, 1, PATIENCE).await?;
         let mut run = Self {
+            size,
             execution,
             follow,
             last: None,
@@ -181,23 +237,25 @@ impl Run {
                 let ours = part.headers.as_ref().and_then(|h| h.get(HANDOVER_HEADER));
                 bytes += ours.map_or(0, |_| part.payload.len());
             }
-            samples.percent.push(100.0 * bytes as f64 / STATE as f64);
+            samples
+                .percent
+                .push(100.0 * bytes as f64 / self.size.bytes as f64);
         }
         Ok(samples)
     }
 }
 
-fn whole() -> Vec<Bytes> {
-    let part = Bytes::from(vec![7; PART]);
-    let mut parts = vec![part; STATE as usize / PART];
-    parts.push(Bytes::from(vec![7; STATE as usize % PART]));
+fn whole(size: &Size) -> Vec<Bytes> {
+    let (part, bytes) = (Bytes::from(vec![7; PART]), size.bytes as usize);
+    let mut parts = vec![part.clone(); bytes / PART];
+    parts.push(part.slice(..bytes % PART));
     parts
 }
 
 /// Milliseconds to store as many bytes as σ has in the stream of chunks.
-async fn store_whole(broker: &Broker) -> anyhow::Result<f64> {
+async fn store_whole(broker: &Broker, size: &Size) -> anyhow::Result<f64> {
     let execution = ExecutionId(uuid::Uuid::now_v7());
-    let (parts, tenant) = (whole(), tenant()?);
+    let (parts, tenant) = (whole(size), tenant()?);
     let began = Instant::now();
     let (mut in_flight, mut stored) = (VecDeque::new(), Vec::new());
     for part in parts {
@@ -221,12 +279,12 @@ async fn sequence(ack: async_nats::jetstream::context::PublishAckFuture) -> anyh
 }
 
 /// Milliseconds to send as many bytes as σ has from one connection to another.
-async fn send_whole(from: &Broker, to: &Broker) -> anyhow::Result<f64> {
+async fn send_whole(from: &Broker, to: &Broker, size: &Size) -> anyhow::Result<f64> {
     let subject = from.client.new_inbox();
     let mut coming = to.client.subscribe(subject.clone()).await?;
     // No subscriber answers, but the server reads the subscription before it reports that.
     let _ = to.client.request(to.client.new_inbox(), Bytes::new()).await;
-    let parts = whole();
+    let parts = whole(size);
     let began = Instant::now();
     let mut left = parts.len();
     for part in parts {
