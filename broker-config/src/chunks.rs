@@ -441,6 +441,20 @@ async fn open(js: &Context) -> Result<Stream<()>, BrokerError> {
     stream.map_err(BrokerError::operation("open the stream of chunks"))
 }
 
+/// Returns whether more than half of the stream of chunks is used.
+///
+/// # Errors
+/// When the broker does not answer.
+pub async fn are_crowded(broker: &Broker) -> Result<bool, BrokerError> {
+    let found = broker.js.get_stream(subjects::CHUNK_STREAM).await;
+    let found = found.map_err(BrokerError::operation(
+        "look how full the stream of chunks is",
+    ))?;
+    let info = found.cached_info();
+    let limit = u64::try_from(info.config.max_bytes).unwrap_or(0);
+    Ok(limit > 0 && info.state.bytes > limit / 2)
+}
+
 /// Deletes chunks by their sequences. A missing one is no error. The server marks each as deleted
 /// without overwriting it, which would take longer.
 ///

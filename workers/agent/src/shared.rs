@@ -40,7 +40,7 @@ use crate::pool::Pool;
 use crate::replies::{NotTaken, Reply};
 use crate::reserve::Grants;
 use crate::round_trips::RoundTrips;
-use crate::superseded::SupersededChunks;
+use crate::superseded::{self, SupersededChunks};
 use crate::surroundings::Outlook;
 use crate::unrecorded::LedgerStream;
 use crate::uploads::Uploads;
@@ -373,11 +373,15 @@ impl Shared {
             true => Duration::ZERO,
             false => self.options.superseded_after,
         };
+        let chunks_after = match all {
+            true => Duration::ZERO,
+            false => self.chunks_are_due_after().await,
+        };
         // A request that waits for the connection could reach a new life of the broker.
         while self.is_connected()
             && let Some(sequences) = self
                 .superseded_chunks
-                .take_due(&self.broker.server(), after)
+                .take_due(&self.broker.server(), chunks_after)
         {
             if let Err(error) = chunks::drop_chunks(&self.broker, &sequences).await {
                 tracing::debug!(%error, "old chunks were not dropped");
@@ -396,6 +400,24 @@ impl Shared {
             };
             if let Err(error) = store::drop_state(&self.broker, execution, digest).await {
                 tracing::debug!(%execution, %error, "an old state was not dropped");
+            }
+        }
+    }
+
+    /// How long superseded chunks stay, as crowded as their stream is.
+    async fn chunks_are_due_after(&self) -> Duration {
+        let after = self.options.superseded_after;
+        let soon = after / superseded::CROWDED_PART;
+        // Only then it matters, and the broker need not be asked before.
+        if !self.superseded_chunks.any_due(soon) || self.superseded_chunks.any_due(after) {
+            return after;
+        }
+        match chunks::are_crowded(&self.broker).await {
+            Ok(true) => soon,
+            Ok(false) => after,
+            Err(error) => {
+                tracing::debug!(%error, "superseded chunks stay");
+                after
             }
         }
     }

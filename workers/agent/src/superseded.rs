@@ -1,6 +1,7 @@
 //! Chunks of a large σ that a newer commit has superseded. They stay in the broker for a while:
 //! readers may be fetching them, and a broker that loses the end of a ledger goes back to an earlier
-//! commit, which names them.
+//! commit, which names them. While more than half of the stream is used they stay for a fifteenth of
+//! that time: large states that change as a whole would fill it, and stand still.
 //!
 //! A list is forgotten without a removal in two cases: the queue is full, or the broker has begun a
 //! new life, in which a sequence may belong to another execution. The recorder's collector removes
@@ -14,6 +15,8 @@ use fiec_schemas::Sequence;
 
 /// How long they stay. The server's development profile syncs its files every two minutes.
 pub const KEPT: Duration = Duration::from_secs(150);
+/// The part of that time for which they stay while the stream is crowded: 10 s.
+pub const CROWDED_PART: u32 = 15;
 /// Most lists, one a commit: over 100 commits a second.
 const LISTS: usize = 16_384;
 /// Most sequences of all lists together: 8 MiB.
@@ -53,6 +56,13 @@ impl SupersededChunks {
         while queue.lists.len() > LISTS || queue.sequences > SEQUENCES {
             queue.pop();
         }
+    }
+
+    /// Whether there is a list that has waited for this long.
+    pub fn any_due(&self, after: Duration) -> bool {
+        let queue = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let oldest = queue.lists.front();
+        oldest.is_some_and(|list| list.since.elapsed() >= after)
     }
 
     /// Takes the oldest list of this server process, if it has waited for this long.

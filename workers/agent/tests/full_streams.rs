@@ -61,3 +61,32 @@ async fn a_full_ledger_stream_stops_an_execution_and_charges_it_nothing() {
 async fn a_full_stream_of_chunks_stops_an_execution_and_charges_it_nothing() {
     stands_still_and_goes_on(subjects::CHUNK_STREAM, 1_000_000).await;
 }
+
+#[tokio::test]
+async fn a_state_that_changes_as_a_whole_does_not_fill_the_stream_with_what_is_superseded() {
+    let world = World::start().await;
+    let mut options = world.options("a");
+    // Longer than the test waits; a fifteenth of it is 4 s.
+    options.superseded_after = Duration::from_secs(60);
+    let agent = world.agent_with(options).await;
+    const STATE: u64 = 2_000_000;
+    let js = &world.broker.js;
+    let found = js.get_stream(subjects::CHUNK_STREAM).await.unwrap();
+    let small = Config {
+        max_bytes: 5 * STATE as i64,
+        ..found.cached_info().config.clone()
+    };
+    js.update_stream(small).await.unwrap();
+    let params = json!({
+        "capsules": 10, "rest_us": 100_000, "state_bytes": STATE,
+        "change": { "bytes": STATE - 24 },
+    });
+    let line = json!({ "program": "synthetic@1", "params": params, "commit": { "every": 1 } });
+    let id = world.submit(&line.to_string(), &agent).await;
+    let done = world.wait_phase(id, "completed").await;
+    assert!(
+        done.state.totals.state_bytes >= 8 * STATE,
+        "it committed too little to fill it"
+    );
+    agent.leave().await;
+}

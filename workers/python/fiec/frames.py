@@ -9,6 +9,7 @@ The same format as ``workers/kit/src/frames.rs``, where every message is describ
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import select
@@ -29,6 +30,8 @@ BODY_LIMIT = 1 << 33
 # As many pieces as one system call takes for sure.
 _PIECES = 512
 _CHUNK = 1 << 20
+# From so many bytes on they are not put together from parts.
+_WHOLE = 1 << 22
 
 Message = dict[str, Any]
 Pieces = Sequence[bytes]
@@ -97,6 +100,9 @@ class SocketLink:
         if len(have) >= count:
             self._buffer = have[count:]
             return have[:count]
+        if count >= _WHOLE:
+            self._buffer = b""
+            return self._large(have, count)
         parts, missing = [have], count - len(have)
         self._buffer = b""
         while missing > 0:
@@ -114,6 +120,25 @@ class SocketLink:
             parts.append(part)
             missing -= len(part)
         return b"".join(parts)
+
+    def _large(self, have: bytes, count: int) -> bytes:
+        """So many bytes, of which these are here, in memory that they get once."""
+        whole = io.BytesIO()
+        whole.seek(count - 1)
+        whole.write(b"\0")
+        done = len(have)
+        with whole.getbuffer() as view:
+            view[:done] = have
+            while done < count:
+                try:
+                    got = self._socket.recv_into(view[done : done + _CHUNK])
+                except ConnectionError as error:
+                    raise AgentGone(str(error)) from error
+                if not got:
+                    raise AgentGone("the socket was closed in the middle of a frame")
+                done += got
+        # No copy: nothing else has a share in it.
+        return whole.getvalue()
 
     def read(self) -> tuple[Message, bytes] | None:
         prefix = self._exactly(PREFIX.size, at_start=True)

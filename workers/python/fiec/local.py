@@ -326,7 +326,7 @@ def run(
             _no_silent_exit(program),
             terminal.beside(),
         ):
-            ending = server.run(start, store.state)
+            ending = server.run(start, [store.state])
         if ending == "completed":
             text = "" if server.result is None else f": {dumps(server.result)}"
             terminal.say(f"completed{text}")

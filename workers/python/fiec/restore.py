@@ -11,6 +11,7 @@ import importlib
 import random
 import struct
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -269,15 +270,21 @@ def _tensor(value: _Node, into: Any) -> Any:
     dtype = getattr(torch, value.name, None)
     if not isinstance(dtype, torch.dtype):
         raise StateError(f"PyTorch here has no type {value.name!r}")
-    raw = bytearray(value.content)
-    found = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
+    found = torch.empty(0, dtype=dtype)
+    if value.content:
+        with warnings.catch_warnings():
+            # PyTorch warns of memory that is only read. It is: the tensor is copied at once.
+            warnings.simplefilter("ignore", UserWarning)
+            raw = torch.frombuffer(value.content, dtype=torch.uint8)
+        # Copied as bytes, since numbers there may not lie where they must.
+        found = raw.clone().view(dtype)
     found = found.reshape(value.shape)
     if isinstance(into, torch.Tensor) and into.dtype == dtype and into.shape == found.shape:
         with torch.no_grad():
             into.copy_(found)
         return into
     # A tensor of another shape stays on the device of the one that it replaces.
-    return found.to(into.device, copy=True) if isinstance(into, torch.Tensor) else found.clone()
+    return found.to(into.device) if isinstance(into, torch.Tensor) else found
 
 
 def _generator(kind: str, state: Any, into: Any) -> Any:
@@ -355,5 +362,5 @@ def decode(data: bytes, into: Any = MISSING) -> Any:
         return finish(value, into)
     except RecursionError:
         raise StateError("it is nested too deeply") from None
-    except (TypeError, ValueError, KeyError, struct.error) as error:
+    except (TypeError, ValueError, KeyError, RuntimeError, struct.error) as error:
         raise StateError(f"its bytes are damaged: {error}") from error

@@ -103,7 +103,7 @@ def _attempt(main: Main, link: _Memory, start: Start, body: bytes, *orders: Mess
     link.orders.clear()
     link.orders.extend((order, b"") for order in orders)
     server = Server(link, main, None, local=True)
-    server.run(start, body)
+    server.run(start, [body])
     return server
 
 

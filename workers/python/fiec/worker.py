@@ -81,7 +81,10 @@ class Server:
                 case "prepare":
                     self._prepare_for(head)
                 case "run":
-                    if self.run(Start.parse(head), body) == "crashed":
+                    # Only the run holds σ: it may be large, and is dropped once it is restored.
+                    held = [body]
+                    del got, body
+                    if self.run(Start.parse(head), held) == "crashed":
                         # What the program left in this process is not trusted again.
                         return 1
                 case "yield" | "cancel" | "committed" | "stretch" | "reconfigure" | "data":
@@ -100,8 +103,9 @@ class Server:
                 report["error"] = words(error)
         self.writer.report(report)
 
-    def run(self, start: Start, body: bytes) -> Ending:
-        """One run; says how it ended, here as to the link."""
+    def run(self, start: Start, held: list[bytes]) -> Ending:
+        """One run; says how it ended, here as to the link. Takes the body of its order out of
+        ``held``."""
         run = Run(
             execution=start.execution,
             epoch=start.epoch,
@@ -110,9 +114,8 @@ class Server:
             grant=Grant.parse(start.grant),
             local=self._local,
         )
-        run._sigma, run._merge = start.bodies(body)
+        run._sigma, run._merge = start.bodies(held.pop())
         run._resumed = start.boundary is not None
-        del body
         engine = Engine(self.link, self.writer, start, self.kept, run._encode, run._reconfigure)
         engine.near_limit = run._near_limit
         run._engine = engine

@@ -230,6 +230,19 @@ class Moves(unittest.TestCase):
         self.assertEqual(last.head["result"]["total"], whole.head["result"]["total"])
         self.assertEqual(last.head["capsules"], whole.head["capsules"])
 
+    def test_a_run_that_has_resumed_keeps_no_second_copy_of_its_state(self) -> None:
+        size = 100 << 20
+        resident, report = [], None
+        for at in (2, 3):
+            with Child("large.py") as child:
+                child.run({"bytes": size}, report, commit={"every_ms": 3_600_000})
+                resident.append(child.until("completed").head["result"]["resident"])
+            with Child("large.py") as child:
+                child.run({"bytes": size}, report)
+                child.order({"is": "yield", "at": at})
+                report = child.finish()[-1]
+        self.assertLess(resident[1] - resident[0], size // 2)
+
     def test_a_yield_for_a_boundary_that_has_passed_stops_at_the_next(self) -> None:
         with Child("sums.py") as child:
             child.run({"steps": 10**6, "sleep": 0.001})
