@@ -41,7 +41,10 @@ def train(run: fiec.Run) -> dict[str, Any]:
     import fiec.torch
     import fiec.torch.huggingface
 
-    class Net(torch.nn.Module):
+    module: Any = torch.nn.Module
+    callback: Any = TrainerCallback
+
+    class Net(module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.net = network()
@@ -50,7 +53,7 @@ def train(run: fiec.Run) -> dict[str, Any]:
             found = self.net(x)
             return {"loss": torch.nn.functional.cross_entropy(found, labels), "logits": found}
 
-    class Draws(TrainerCallback):
+    class Draws(callback):  # type: ignore[misc]
         """Computes after each step, each evaluation and each epoch."""
 
         def _draw(self, *_: Any, **parts: Any) -> None:

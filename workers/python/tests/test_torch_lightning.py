@@ -21,7 +21,9 @@ def module(params: dict[str, Any]) -> Any:
     import torch
     from torch.optim import lr_scheduler
 
-    class Net(pl.LightningModule):
+    module: Any = pl.LightningModule
+
+    class Net(module):  # type: ignore[misc]
         """With hooks that compute after a batch, after a validation and after an epoch."""
 
         def __init__(self) -> None:
