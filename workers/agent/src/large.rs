@@ -64,8 +64,8 @@ pub(crate) struct Known {
     last: Mutex<Option<(BoundaryIndex, Digest, Arc<Manifest>)>>,
     /// Stored chunks that the next commit supersedes, beside those of the last commit.
     abandoned: Mutex<Vec<Sequence>>,
-    /// The σ that was cut last. The next cut is then many times faster. It costs no memory of its
-    /// own: the child's link keeps the bytes that it read last until it reads as many again.
+    /// The σ that was cut last. The next cut is then many times faster. It shares its memory with the
+    /// link of the child, which keeps the bytes that it read last until it reads as many again.
     cut: Mutex<Option<Whole>>,
     /// Whether the execution is leaving.
     pub(crate) hurry: Hurry,

@@ -172,11 +172,12 @@ pub fn ahead_of(draft: &Draft) -> Option<Tip> {
 /// Outputs in their recorded form, and their bytes in the same order.
 pub type Split = (Vec<Output>, Vec<(Digest, Bytes)>);
 
-/// Bytes that are digested at once by whoever needs the digest.
+/// Largest body whose digests are made on the thread of its task: they take a millisecond.
 const DIGESTED_HERE: usize = 1 << 20;
 
-/// Fills in the digests of σ and outputs that a program has left out. If there is much to digest, a
-/// thread of its own does it, and the tasks of this one go on.
+/// Fills in the digests of σ and outputs that a program has left out, if its body is large. Another
+/// thread does it, so that other tasks of this thread go on. [`Message::boundary`] and
+/// [`split_outputs`] make those of a small body.
 pub async fn digest(report: &mut Report, body: &Bytes) {
     if body.len() <= DIGESTED_HERE {
         return;
@@ -339,6 +340,34 @@ mod tests {
         }
         let reason = Said::of(text(RESULT_LIMIT + 1)).unwrap_err();
         assert!(reason.contains("at most 262144 are allowed"), "{reason}");
+    }
+
+    #[tokio::test]
+    async fn digests_of_a_large_body_are_made_beside_its_task() {
+        let state = DIGESTED_HERE as u64 + 1;
+        let body = Bytes::from(vec![7; state as usize + 2]);
+        let report = |output| {
+            let head = serde_json::json!({
+                "is": "boundary", "index": 1, "bytes": state, "compute_us": 1, "reason": "commit",
+                "computed_at": "2026-01-01T00:00:00Z",
+                "outputs": [{"name": "x", "bytes": output}],
+            });
+            serde_json::from_value::<Report>(head).unwrap()
+        };
+        let mut found = report(2);
+        digest(&mut found, &body).await;
+        let Report::Boundary(found) = found else {
+            panic!("it is another report");
+        };
+        assert_eq!(found.digest, Some(Digest::of(&body[..state as usize])));
+        assert_eq!(found.outputs[0].digest, Some(Digest::of(&[7, 7])));
+
+        let mut longer = report(3);
+        digest(&mut longer, &body).await;
+        let Report::Boundary(longer) = longer else {
+            panic!("it is another report");
+        };
+        assert_eq!(longer.outputs[0].digest, None);
     }
 
     #[test]

@@ -408,8 +408,8 @@ impl Shared {
     async fn chunks_are_due_after(&self) -> Duration {
         let after = self.options.superseded_after;
         let soon = after / superseded::CROWDED_PART;
-        // Only then it matters, and the broker need not be asked before.
-        if !self.superseded_chunks.any_due(soon) || self.superseded_chunks.any_due(after) {
+        // Before that the broker need not be asked.
+        if !self.superseded_chunks.any_due(soon) {
             return after;
         }
         match chunks::are_crowded(&self.broker).await {

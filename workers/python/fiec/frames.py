@@ -30,7 +30,7 @@ BODY_LIMIT = 1 << 33
 # As many pieces as one system call takes for sure.
 _PIECES = 512
 _CHUNK = 1 << 20
-# From so many bytes on they are not put together from parts.
+# A body of this size or more is read into one block of memory, not joined from parts.
 _WHOLE = 1 << 22
 
 Message = dict[str, Any]
@@ -122,7 +122,7 @@ class SocketLink:
         return b"".join(parts)
 
     def _large(self, have: bytes, count: int) -> bytes:
-        """So many bytes, of which these are here, in memory that they get once."""
+        """Reads a body of ``count`` bytes into one block of memory. ``have``: its first bytes."""
         whole = io.BytesIO()
         whole.seek(count - 1)
         whole.write(b"\0")

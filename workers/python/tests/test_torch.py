@@ -47,8 +47,22 @@ class Noisy:
     def __len__(self) -> int:
         return len(self.x)
 
-    def __getitem__(self, row: int) -> tuple[Any, Any]:
+    def __getitem__(self, row: int) -> Any:
         return self.x[row] + 0.1 * draw_of_the_process(), self.y[row]
+
+
+def equal_when_cut(
+    case: unittest.TestCase, main: Any, capsules: int, cuts: tuple[int, ...], params: Any
+) -> None:
+    """Cut at every k-th boundary, for each k, it ends as a whole run does."""
+    whole = testing.run(main, params)
+    case.assertEqual(whole.ending, "completed", whole.reason)
+    case.assertEqual(whole.capsules, capsules)
+    for k in cuts:
+        with case.subTest(**params, cut_at_every=k, seed=SEED):
+            cut = testing.run(main, params, yield_every=k)
+            case.assertEqual(cut.result, whole.result, cut.reason)
+            case.assertGreater(cut.runs, 1)
 
 
 def network() -> Any:

@@ -11,25 +11,15 @@ from typing import Any
 import fiec
 from fiec import testing
 
-from .test_torch import SEED, digest, draw_of_the_process, network
+from .test_torch import SEED, Noisy, digest, draw_of_the_process, equal_when_cut, network
 
 HAS = all(importlib.util.find_spec(name) for name in ("transformers", "accelerate"))
 
 
-class Rows:
-    """Rows that draw from no generator of the process."""
+class Rows(Noisy):
+    """The same without noise: what a row draws does not travel with this trainer."""
 
-    def __init__(self, items: int) -> None:
-        import torch
-
-        drawn = torch.Generator().manual_seed(SEED)
-        self.x = torch.randn(items, 5, generator=drawn)
-        self.y = (self.x.sum(dim=1) > 0).long()
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, row: int) -> dict[str, Any]:
+    def __getitem__(self, row: int) -> Any:
         return {"x": self.x[row], "labels": self.y[row]}
 
 
@@ -109,15 +99,7 @@ def train(run: fiec.Run) -> dict[str, Any]:
 @unittest.skipUnless(HAS, "transformers and accelerate are not installed for this Python")
 class HuggingFace(unittest.TestCase):
     def equal(self, capsules: int, cuts: tuple[int, ...] = (1, 4, 6), **params: Any) -> None:
-        """Cut at every k-th boundary, for each k, it is the same."""
-        whole = testing.run(train, params)
-        self.assertEqual(whole.ending, "completed", whole.reason)
-        self.assertEqual(whole.capsules, capsules)
-        for k in cuts:
-            with self.subTest(**params, cut_at_every=k, seed=SEED):
-                cut = testing.run(train, params, yield_every=k)
-                self.assertEqual(cut.result, whole.result, cut.reason)
-                self.assertGreater(cut.runs, 1)
+        equal_when_cut(self, train, capsules, cuts, params)
 
     def test_a_trainer_that_is_cut_ends_with_equal_bits(self) -> None:
         self.equal(18)

@@ -11,7 +11,7 @@ from typing import Any
 import fiec
 from fiec import testing
 
-from .test_torch import SEED, Noisy, digest, draw_of_the_process, network
+from .test_torch import SEED, Noisy, digest, draw_of_the_process, equal_when_cut, network
 
 HAS = importlib.util.find_spec("lightning") is not None
 
@@ -119,15 +119,7 @@ class Lightning(unittest.TestCase):
         warnings.filterwarnings("ignore", module="lightning.*")
 
     def equal(self, capsules: int, **params: Any) -> None:
-        """Cut at every k-th boundary, for each k, it is the same."""
-        whole = testing.run(train, params)
-        self.assertEqual(whole.ending, "completed", whole.reason)
-        self.assertEqual(whole.capsules, capsules)
-        for k in (1, 4, 6):
-            with self.subTest(**params, cut_at_every=k, seed=SEED):
-                cut = testing.run(train, params, yield_every=k)
-                self.assertEqual(cut.result, whole.result, cut.reason)
-                self.assertGreater(cut.runs, 1)
+        equal_when_cut(self, train, capsules, (1, 4, 6), params)
 
     def test_a_trainer_that_is_cut_ends_with_equal_bits(self) -> None:
         self.equal(18)

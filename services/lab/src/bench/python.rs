@@ -93,14 +93,15 @@ impl Kit {
     }
 }
 
-fn python(words: &[&str]) -> Command {
+/// `python3` with these words, without input.
+pub(super) fn python(words: &[&str]) -> Command {
     let mut command = Command::new("python3");
     command.arg("-B").args(words).stdin(Stdio::null());
     command
 }
 
 /// The output of a command, or why it failed.
-async fn answer(mut command: Command, within: Duration) -> anyhow::Result<String> {
+pub(super) async fn answer(mut command: Command, within: Duration) -> anyhow::Result<String> {
     let output: Output = tokio::time::timeout(within, command.kill_on_drop(true).output())
         .await
         .with_context(|| format!("no answer within {within:?}"))?

@@ -6,6 +6,7 @@
 //! (`PR_SET_CHILD_SUBREAPER`) if this process is a program child. Such processes are ended, too.
 
 use std::io::{self, Write as _};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
@@ -160,6 +161,49 @@ impl Guard {
             eprintln!("fiec: the guard of a program's processes is gone: {error}");
         }
     }
+
+    /// Lets a command set the will before it becomes its program: to end its process group, and then
+    /// to execute this shell line. Were the will set after the start, a kill of this process in
+    /// between would leave behind what the program has started by then.
+    #[allow(unsafe_code)]
+    pub fn will_of(&self, command: &mut Command, line: &str) {
+        debug_assert!(!line.contains('\n'));
+        let Some(pipe) = self.shell.stdin.as_ref().map(AsRawFd::as_raw_fd) else {
+            return;
+        };
+        let mut will = format!("kill -s KILL -- -{:WIDTH$}; {line}\n", "").into_bytes();
+        // SAFETY: between fork and exec only system calls are made, and nothing is allocated. The
+        // pipe is open as long as this guard lives, and the command is started before that ends.
+        unsafe {
+            command.pre_exec(move || {
+                write_number(&mut will[KILL..KILL + WIDTH], std::process::id());
+                // A guard that is gone must not end the program.
+                let before = libc::signal(libc::SIGPIPE, libc::SIG_IGN);
+                let _ = rustix::io::write(BorrowedFd::borrow_raw(pipe), &will);
+                libc::signal(libc::SIGPIPE, before);
+                Ok(())
+            });
+        }
+    }
+}
+
+/// Where the number of the group stands in a will, and its room. A shell skips the blanks behind it.
+const KILL: usize = "kill -s KILL -- -".len();
+const WIDTH: usize = 10;
+
+/// Writes a number to the left of blanks.
+fn write_number(into: &mut [u8], number: u32) {
+    let mut divisor = 1;
+    while number / divisor >= 10 {
+        divisor *= 10;
+    }
+    for place in into {
+        if divisor == 0 {
+            return;
+        }
+        *place = b'0' + (number / divisor % 10) as u8;
+        divisor /= 10;
+    }
 }
 
 impl Drop for Guard {
@@ -178,4 +222,57 @@ impl Drop for Guard {
 /// Quotes a word for a shell.
 pub fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may end so")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_will_is_set_before_the_program_runs_and_ends_its_whole_group() {
+        let folder = tempfile::tempdir().unwrap();
+        let (started, done) = (folder.path().join("pid"), folder.path().join("done"));
+        let mut guard = Guard::new().unwrap();
+        let mut command = Command::new("/bin/sh");
+        let program = format!("sleep 600 & echo $! >{}; wait", started.display());
+        command.args(["-c", &program]).process_group(0);
+        guard.will_of(
+            &mut command,
+            &format!("touch {}", quoted(&done.to_string_lossy())),
+        );
+        let mut child = command.spawn().unwrap();
+        let until = Instant::now() + Duration::from_secs(30);
+        let pid = loop {
+            assert!(Instant::now() < until, "the program did not start");
+            let text = std::fs::read_to_string(&started).unwrap_or_default();
+            match text.strip_suffix('\n') {
+                Some(text) => break text.parse::<i32>().unwrap(),
+                None => thread::sleep(ROUND),
+            }
+        };
+        // As when this process is killed: nothing has been told since the start.
+        drop(guard.shell.stdin.take());
+        guard.shell.wait().unwrap();
+        assert!(!child.wait().unwrap().success());
+        assert!(done.exists());
+        let stat = format!("/proc/{pid}/stat");
+        let runs = || std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z"));
+        while runs() {
+            assert!(Instant::now() < until, "what the program started runs on");
+            thread::sleep(ROUND);
+        }
+    }
+
+    #[test]
+    fn numbers_are_written_to_the_left() {
+        for number in [0, 7, 10, 4_194_304, u32::MAX] {
+            let mut place = [b' '; WIDTH];
+            write_number(&mut place, number);
+            assert_eq!(
+                String::from_utf8_lossy(&place).trim_end(),
+                number.to_string()
+            );
+        }
+    }
 }

@@ -87,24 +87,9 @@ impl Process {
         self.ender.is_some()
     }
 
-    /// The group's id.
-    pub fn group(&self) -> i32 {
-        self.group.as_raw_pid()
-    }
-
     /// Its standard error, if it was piped.
     pub fn take_stderr(&mut self) -> Option<ChildStderr> {
         self.child.stderr.take()
-    }
-
-    /// A shell line that ends it from outside.
-    pub fn will(&self) -> String {
-        let mut will = format!("kill -s KILL -- -{}", self.group());
-        if let Some(ender) = &self.ender {
-            let words: Vec<String> = ender.iter().map(|word| guard::quoted(word)).collect();
-            will = format!("{will}; {}", words.join(" "));
-        }
-        will
     }
 
     /// Sends SIGTERM to the group.

@@ -526,11 +526,21 @@ impl Work {
         }
         let remove = self.remove();
         let own = self.container.is_none().then_some(&*package.folder);
-        let process = Process::spawn(command, &self.rules, own, ender)?;
-        if let Some(guard) = &mut self.guard {
-            guard.will(&format!("{}; {remove}", process.will()));
+        if let Some(guard) = &self.guard {
+            let words = ender.iter().flatten().map(|word| quoted(word));
+            let end: String = words.map(|word| word + " ").collect();
+            let line = if end.is_empty() {
+                remove
+            } else {
+                format!("{end}; {remove}")
+            };
+            guard.will_of(&mut command, &line);
         }
-        Ok(process)
+        let started = Process::spawn(command, &self.rules, own, ender);
+        if started.is_err() {
+            self.ended();
+        }
+        started
     }
 
     /// The error of a process of the entry that ended with a status that its protocol does not know.

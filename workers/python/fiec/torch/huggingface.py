@@ -31,6 +31,7 @@ from ..errors import Failed
 from ..rng import GlobalRandom, children_are_seeded
 from ..run import Run
 from . import state
+from .training import Training
 
 _callback: Any = importlib.import_module("transformers.trainer_callback")
 # Figures of time, and what is logged once at the end: no curves.
@@ -40,28 +41,17 @@ _MODEL, _OPTIMIZER, _SCHEDULER = "pytorch_model.bin", "optimizer.pt", "scheduler
 _SCALER, _TRAINER = "scaler.pt", "trainer_state.json"
 
 
-class _Training:
-    """The part of σ: what the trainer writes into a checkpoint, and the random state."""
-
-    def __init__(self, trainer: Any, rng: GlobalRandom) -> None:
-        self._trainer = trainer
-        self._rng = rng
-        self._found: dict[str, Any] | None = None
-
-    def _scaler(self) -> Any:
-        return self._trainer.accelerator.scaler
-
-    def state_dict(self) -> dict[str, Any]:
+class _Training(Training):
+    def checkpoint(self) -> dict[str, Any]:
         trainer = self._trainer
         said = dataclasses.replace(trainer.state, stateful_callbacks=self._callbacks())
-        scaler = self._scaler()
+        scaler = trainer.accelerator.scaler
         return {
-            "model": trainer.model.state_dict(),
-            "optimizer": trainer.optimizer.state_dict(),
-            "scheduler": trainer.lr_scheduler.state_dict(),
-            "scaler": None if scaler is None else scaler.state_dict(),
-            "trainer": json.dumps(dataclasses.asdict(said)),
-            "random": self._rng.state_dict(),
+            _MODEL: trainer.model.state_dict(),
+            _OPTIMIZER: trainer.optimizer.state_dict(),
+            _SCHEDULER: trainer.lr_scheduler.state_dict(),
+            **({} if scaler is None else {_SCALER: scaler.state_dict()}),
+            _TRAINER: json.dumps(dataclasses.asdict(said)),
         }
 
     def _callbacks(self) -> dict[str, Any]:
@@ -73,26 +63,14 @@ class _Training:
                 found.setdefault(type(callback).__name__, []).append(callback.state())
         return {name: many[0] if len(many) == 1 else many for name, many in found.items()}
 
-    def load_state_dict(self, found: dict[str, Any]) -> None:
-        self._found = found
-
     def write(self, folder: pathlib.Path) -> str | None:
-        """Writes a checkpoint for the trainer to read, if the run has resumed."""
-        if self._found is None:
+        """Writes a checkpoint for the trainer to read, if the run is resumed."""
+        if (found := self.take()) is None:
             return None
-        parts = (("model", _MODEL), ("optimizer", _OPTIMIZER), ("scheduler", _SCHEDULER))
-        for part, name in parts:
-            torch.save(self._found.pop(part), folder / name)
-        if (scaler := self._found.pop("scaler")) is not None:
-            torch.save(scaler, folder / _SCALER)
-        (folder / _TRAINER).write_text(self._found["trainer"])
+        (folder / _TRAINER).write_text(found.pop(_TRAINER))
+        for name, part in found.items():
+            torch.save(part, folder / name)
         return str(folder)
-
-    def stands(self) -> None:
-        """The trainer has read it, and stands at the boundary."""
-        if self._found is not None:
-            self._rng.load_state_dict(self._found["random"])
-            self._found = None
 
 
 class _Capsules(_callback.TrainerCallback):  # type: ignore[misc]
@@ -114,7 +92,7 @@ class _Capsules(_callback.TrainerCallback):  # type: ignore[misc]
             self._run.progress(of=state.max_steps)
             self._run.boundary()
         else:
-            self._training.stands()
+            self._training.resume()
         self._has_computed = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:

@@ -30,6 +30,7 @@ from ..rng import GlobalRandom, children_are_seeded
 from ..run import Run
 from . import state
 from .loaders import Loader, StatefulLoader
+from .training import Training
 
 # The package has two names. Whichever the program has imported is meant.
 _OLD = "pytorch_lightning.callbacks"
@@ -40,36 +41,24 @@ _callbacks: Any = importlib.import_module(
 _FOR_PEOPLE = ("hyper_parameters", "hparams_name", "hparams_type", "datamodule_hyper_parameters")
 
 
-class _Training:
-    """The part of σ: what Lightning writes into a checkpoint, and the random state."""
-
-    def __init__(self, trainer: Any, rng: GlobalRandom) -> None:
-        self._trainer = trainer
-        self._rng = rng
-        self._found: dict[str, Any] | None = None
-
-    def state_dict(self) -> dict[str, Any]:
+class _Training(Training):
+    def checkpoint(self) -> dict[str, Any]:
         made = self._trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-        kept = {name: part for name, part in made.items() if name not in _FOR_PEOPLE}
-        return {"checkpoint": kept, "random": self._rng.state_dict()}
-
-    def load_state_dict(self, found: dict[str, Any]) -> None:
-        self._found = found
+        return {name: part for name, part in made.items() if name not in _FOR_PEOPLE}
 
     def write(self, path: pathlib.Path) -> str | None:
-        """Writes the checkpoint for the trainer to read, if the run has resumed."""
-        if self._found is None:
+        """Writes the checkpoint for the trainer to read, if the run is resumed."""
+        if (found := self.take()) is None:
             return None
-        torch.save(self._found.pop("checkpoint"), path)
+        torch.save(found, path)
         return str(path)
 
-    def stands(self) -> None:
-        """The trainer has read it, and stands at the boundary."""
-        if self._found is not None:
-            self._rng.load_state_dict(self._found["random"])
-            self._found = None
+    def resume(self) -> bool:
+        resumed = super().resume()
+        if resumed:
             # Else a plateau is not looked at when this epoch ends.
             self._trainer.fit_loop._restarting = False
+        return resumed
 
 
 class _Batches:
@@ -106,7 +95,7 @@ class _Batches:
 
     def _boundary(self) -> None:
         if not self._has_computed:
-            self._training.stands()
+            self._training.resume()
             if self.file is not None:
                 self.file.unlink(missing_ok=True)
         elif not self._trainer.fit_loop._should_accumulate():

@@ -2,7 +2,6 @@
 //! `torch.save` and `torch.load` where python3 has PyTorch. Without `fsync`, as they do it.
 
 use std::path::Path;
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -10,6 +9,7 @@ use serde_json::Value;
 
 use super::super::Lab;
 use super::super::figures::median;
+use super::super::python::{answer, python};
 
 /// Saves and loads a tensor of `argv[2]` bytes, and prints milliseconds.
 const TORCH: &str = r#"
@@ -72,21 +72,9 @@ fn plain(path: &Path, bytes: u64) -> anyhow::Result<(f64, f64)> {
 }
 
 async fn torch(path: &Path, bytes: u64) -> anyhow::Result<(f64, f64)> {
-    let mut python = tokio::process::Command::new("python3");
-    python.args(["-c", TORCH]).arg(path).arg(bytes.to_string());
-    let run = python.stdin(Stdio::null()).kill_on_drop(true).output();
-    let ran = tokio::time::timeout(PATIENCE, run).await;
-    let ran = ran
-        .with_context(|| format!("no answer within {PATIENCE:?}"))?
-        .context("python3 cannot be started")?;
-    let said = String::from_utf8_lossy(&ran.stderr);
-    let last = said.lines().rfind(|line| !line.trim().is_empty());
-    anyhow::ensure!(
-        ran.status.success(),
-        "{}",
-        last.unwrap_or("python3 failed without a word")
-    );
-    let found: Value = serde_json::from_slice(&ran.stdout)?;
+    let mut command = python(&["-c", TORCH]);
+    command.arg(path).arg(bytes.to_string());
+    let found: Value = serde_json::from_str(&answer(command, PATIENCE).await?)?;
     let number = |at: usize| found[at].as_f64().context("python3 printed no number");
     Ok((number(0)?, number(1)?))
 }
