@@ -1,4 +1,5 @@
-//! `/metrics` and `/healthz` of a process: OpenMetrics text, and 200 or 503 with the reason.
+//! `/metrics` and `/healthz` of a process: OpenMetrics text, and 200 or 503 with the reason. Served
+//! here, and asked for.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -15,7 +16,8 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
-use tokio::net::TcpListener;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
@@ -27,6 +29,60 @@ const CONNECTIONS: usize = 64;
 const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
 /// Pause after a connection could not be accepted: the process has no file descriptor left.
 const PAUSE: Duration = Duration::from_secs(1);
+/// Most bytes of an answer that are read.
+const MOST: u64 = 64 * 1024;
+
+/// Why a process is not known to be healthy.
+#[derive(Debug, thiserror::Error)]
+pub enum Unwell {
+    /// It gives its own reason.
+    #[error("{reason}")]
+    Red {
+        /// The reason.
+        reason: String,
+    },
+    /// It has answered something else.
+    #[error("its answer is {line:?}")]
+    Unclear {
+        /// The first line of it.
+        line: String,
+    },
+    /// It has not answered in time.
+    #[error("it did not answer within {0:?}")]
+    Late(Duration),
+    /// It cannot be reached.
+    #[error("it does not answer: {0}")]
+    Away(#[from] io::Error),
+}
+
+/// Asks the process that serves `address`, as `HOST:PORT`, whether it is healthy.
+///
+/// # Errors
+/// Why that is not known.
+pub async fn ask(address: &str, within: Duration) -> Result<(), Unwell> {
+    let answer = tokio::time::timeout(within, fetch_health(address)).await;
+    let answer = answer.map_err(|_| Unwell::Late(within))??;
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+    let line = head.lines().next().unwrap_or_default();
+    match line.split(' ').nth(1) {
+        Some("200") => Ok(()),
+        Some("503") => Err(Unwell::Red {
+            reason: body.trim().to_owned(),
+        }),
+        _ => Err(Unwell::Unclear {
+            line: line.chars().take(200).collect(),
+        }),
+    }
+}
+
+async fn fetch_health(address: &str) -> io::Result<String> {
+    let mut socket = TcpStream::connect(address).await?;
+    let request = format!("GET /healthz HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    socket.write_all(request.as_bytes()).await?;
+    let mut answer = Vec::new();
+    socket.take(MOST).read_to_end(&mut answer).await?;
+    Ok(String::from_utf8_lossy(&answer).into_owned())
+}
 
 /// Serves both on `addr` (port 0: any free one) in a separate task until `stop`. Returns the bound
 /// address. `health` returns the problem in words.
@@ -118,8 +174,6 @@ mod tests {
     use super::*;
     use prometheus_client::metrics::counter::Counter;
     use std::time::Instant;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::net::TcpStream;
 
     async fn fetch(addr: SocketAddr, path: &str) -> String {
         let mut socket = TcpStream::connect(addr).await.unwrap();

@@ -24,9 +24,15 @@ pub struct Console {
 }
 
 impl Console {
-    /// `fiec console`, with these words more.
+    /// `fiec console`.
     pub async fn start(lab: &Lab) -> Self {
-        let mut command = lab.command(&["console", "--listen", "127.0.0.1:0", "--json"]);
+        Self::start_with(lab, &[]).await
+    }
+
+    /// `fiec console`, with these words more.
+    pub async fn start_with(lab: &Lab, more: &[&str]) -> Self {
+        let words = ["console", "--listen", "127.0.0.1:0", "--json"];
+        let mut command = lab.command(&[&words, more].concat());
         let mut process = command.stderr(Stdio::inherit()).spawn().unwrap();
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
         let line = tokio::time::timeout(PATIENCE, lines.next_line()).await;

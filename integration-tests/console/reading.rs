@@ -6,7 +6,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::browser::{Browser, Console};
-use crate::stage::{Lab, until, workers_with_history};
+use crate::stage::{Lab, address_of, until, workers_with_history};
 
 /// Longest time of a page, with that of the browser around it.
 const ANSWERED: Duration = Duration::from_secs(17);
@@ -110,10 +110,22 @@ fn processes(postmaster: u32) -> Vec<Pid> {
         .collect()
 }
 
+/// An execution that its worker should have started a minute ago.
+const OVERDUE: &str = "INSERT INTO executions (id, tenant, client_id, program, contract, submission, submitted_at, \
+        phase, node, epoch, bound_at, due_at, boundary_index, commits, state_bytes, rebindings, \
+        pressure_rebindings, crashes, compute_us, author, ordinal, seq, recorded_at) \
+    VALUES (gen_random_uuid(), 'lab', 'late', 'walk@1', 'bitwise', '\\x00', now() - interval '4 minutes', \
+        'bound', 'n1', 1, now() - interval '3 minutes', now() - interval '1 minute', 0, 0, 0, 0, 0, 0, 0, \
+        'policy/x', 1, 1, now())";
+
 #[tokio::test]
 async fn while_postgresql_is_silent_each_page_answers_in_time_and_says_since_when() {
     let lab = Lab::start(workers_with_history(1)).await;
-    let console = Console::start(&lab).await;
+    let health = lab.policies.iter().chain(&lab.recorder).chain(&lab.workers);
+    let health = health.map(|one| format!("--health={}={}", one.name, address_of(one).unwrap()));
+    let health: Vec<String> = health.collect();
+    let words: Vec<&str> = health.iter().map(String::as_str).collect();
+    let console = Console::start_with(&lab, &words).await;
     let Some(browser) = Browser::start().await else {
         return lab.end().await;
     };
@@ -121,6 +133,13 @@ async fn while_postgresql_is_silent_each_page_answers_in_time_and_says_since_whe
     browser.open(&console.entrance).await;
     let two = "return document.querySelector('.tile.completed b')?.textContent === '2'";
     browser.until("both are counted", two).await;
+    lab.execute(OVERDUE).await;
+    let attention = "const text = document.querySelector('#attention').textContent; \
+                     return text.includes('worker n1 is overdue by') && text.includes('it must start it') \
+                     && text.includes('3 of 3 services and workers say that they are well')";
+    browser
+        .until("what needs a person is told", attention)
+        .await;
     let stopped = processes(lab.servers.postgres.as_ref().unwrap().pid());
     assert!(stopped.len() > 1, "{stopped:?}");
     for pid in &stopped {
@@ -143,6 +162,10 @@ async fn while_postgresql_is_silent_each_page_answers_in_time_and_says_since_whe
     let old = "return !!document.querySelector('.trouble')?.textContent.startsWith('History: as of ') \
                && document.querySelector('.tile.completed b').textContent === '2'";
     browser.until("the overview says how old it is", old).await;
+    let red = "return document.querySelector('#attention .red')?.textContent.includes('recorder is not well')";
+    browser
+        .until("the recorder's own reason is told", red)
+        .await;
     for path in [
         "/executions",
         "/executions/a",
@@ -163,6 +186,11 @@ async fn while_postgresql_is_silent_each_page_answers_in_time_and_says_since_whe
         (status == 200 && !text.contains("it last answered")).then_some(())
     })
     .await;
+    let none = "return !document.querySelector('#attention .red')";
+    browser.until("the recorder is well again", none).await;
+    // No ledger has it.
+    lab.execute("DELETE FROM executions WHERE client_id = 'late'")
+        .await;
     browser.end().await;
     console.end().await;
     lab.end().await;

@@ -15,6 +15,7 @@ use tokio::sync::{Notify, broadcast};
 use tokio_util::sync::CancellationToken;
 
 use crate::database::Database;
+use crate::health::Health;
 use crate::known::Kept;
 use crate::pages::nodes::{Crossings, Nodes};
 use crate::pages::overview::{self, Overview};
@@ -36,6 +37,8 @@ const NAMED: usize = 200;
 const BEHIND: usize = 64;
 /// Pause before the broker is tried again.
 const AGAIN: Duration = Duration::from_secs(2);
+/// Pause between two looks at the health of services.
+const HEALTH: Duration = Duration::from_secs(5);
 /// Time limit of a policy service that is asked for the nodes.
 const NODES: Duration = Duration::from_secs(5);
 /// Longest wait of a page for the first answer.
@@ -65,6 +68,8 @@ pub struct Hub {
     pub overview: Kept<Overview>,
     /// The nodes.
     pub nodes: Kept<Nodes>,
+    /// The health of services.
+    pub health: Kept<Health>,
     broker: Mutex<Option<Broker>>,
     news: broadcast::Sender<News>,
     began: Instant,
@@ -84,6 +89,7 @@ impl Hub {
             options,
             overview: Kept::default(),
             nodes: Kept::default(),
+            health: Kept::default(),
             broker: Mutex::default(),
             news: broadcast::Sender::new(BEHIND),
             began: Instant::now(),
@@ -106,6 +112,7 @@ impl Hub {
             // The kept values are as old as the last visit.
             self.overview.forget_age();
             self.nodes.forget_age();
+            self.health.forget_age();
         }
         self.wake.notify_waiters();
     }
@@ -152,7 +159,12 @@ impl Hub {
     /// Runs until `stop`.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {
         let all = async {
-            tokio::join!(self.look_at_nodes(), self.look_at_history(), self.follow());
+            tokio::join!(
+                self.look_at_nodes(),
+                self.look_at_history(),
+                self.look_at_health(),
+                self.follow()
+            );
         };
         stop.run_until_cancelled(all).await;
     }
@@ -181,6 +193,19 @@ impl Hub {
                 self.tell(News::Overview);
             }
             rest(began).await;
+        }
+    }
+
+    async fn look_at_health(&self) {
+        loop {
+            self.visitor().await;
+            let services = self.options.services.borrow().clone();
+            let before = self.health.now().value.unwrap_or_default();
+            let health = Health::of(&services, &before).await;
+            if self.health.keep(Ok(health)) {
+                self.tell(News::Overview);
+            }
+            tokio::time::sleep(HEALTH).await;
         }
     }
 

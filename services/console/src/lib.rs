@@ -9,6 +9,7 @@
 
 mod assets;
 mod database;
+mod health;
 mod hub;
 mod known;
 mod pages;
@@ -20,8 +21,10 @@ use std::net::SocketAddr;
 
 use fiec_broker::ConnectOptions;
 use fiec_schemas::{Secret, Tenant};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+pub use health::Service;
 pub use server::Running;
 pub use session::Key;
 
@@ -34,6 +37,8 @@ pub struct Options {
     pub broker: ConnectOptions,
     /// PostgreSQL, as the role that reads.
     pub database: Secret,
+    /// Services and workers that are asked for their health. They may change.
+    pub services: watch::Receiver<Vec<Service>>,
     /// Its user, for the history.
     pub who: String,
     /// The tenant of commands that its pages name.

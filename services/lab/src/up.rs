@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
-use fiec::commands::console::Console;
+use fiec::commands::console::{Console, Service};
 use fiec::context::UpFile;
 use fiec::exit::Outcome;
 use fiec::ui::Steps;
@@ -15,9 +15,11 @@ use fiec_broker::ConnectOptions;
 use fiec_schemas::Tenant;
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::cluster::{Cluster, ClusterOptions};
+use crate::judge::address_of;
 
 /// Start a private cluster on this machine and keep it until Ctrl-C
 #[derive(Debug, Args)]
@@ -106,11 +108,13 @@ pub async fn run(args: UpArgs, json: bool) -> anyhow::Result<Outcome> {
     }
     let services = UpFile::services().unwrap_or_default();
     let stop = CancellationToken::new();
+    let (asked, services_to_ask) = watch::channel(Vec::new());
     let console = Console::start(
         SocketAddr::from(([127, 0, 0, 1], args.console_port.unwrap_or(0))),
         ConnectOptions::new(file.nats.clone(), "fiec console"),
         file.database.clone(),
         Tenant::new("default")?,
+        services_to_ask,
         stop.clone(),
     )
     .await?;
@@ -131,7 +135,7 @@ pub async fn run(args: UpArgs, json: bool) -> anyhow::Result<Outcome> {
         print_urls(&file, &services, &entrance, first.as_ref(), &cluster);
     }
     let pause = Duration::from_secs_f64(args.revive_seconds.clamp(0.0, 86_400.0));
-    let ended = watch(&mut cluster, pause, &mut ends).await;
+    let ended = watch_over(&mut cluster, pause, &asked, &mut ends).await;
     stop.cancel();
     console.ended().await;
     file.remove();
@@ -190,15 +194,42 @@ Ctrl-C ends everything.",
     );
 }
 
+/// Learns where services and workers can be asked for their health; true if something is new. A process
+/// that was started again has the address of the one before it until its log names another.
+fn learn_addresses(cluster: &Cluster, known: &mut BTreeMap<String, (u32, Service)>) -> bool {
+    let services = cluster.policies.iter().chain(&cluster.recorder);
+    let mut is_new = false;
+    for process in services.chain(&cluster.workers) {
+        let before = known.get(&process.name);
+        if before.is_some_and(|(pid, _)| *pid == process.pid()) {
+            continue;
+        }
+        if let Some(address) = address_of(process)
+            && before.is_none_or(|(_, before)| before.address != address)
+        {
+            let name = process.name.clone();
+            let service = Service {
+                name: name.clone(),
+                address,
+            };
+            known.insert(name, (process.pid(), service));
+            is_new = true;
+        }
+    }
+    is_new
+}
+
 /// Watches the cluster until a signal, or until a server ends. A worker that has ended restarts
 /// after `pause`.
-async fn watch(
+async fn watch_over(
     cluster: &mut Cluster,
     pause: Duration,
+    asked: &watch::Sender<Vec<Service>>,
     [terminate, interrupt]: &mut [Signal; 2],
 ) -> anyhow::Result<()> {
     let mut look = tokio::time::interval(Duration::from_secs(1));
     let mut down = BTreeMap::new();
+    let mut addresses = BTreeMap::new();
     loop {
         tokio::select! {
             _ = interrupt.recv() => return Ok(()),
@@ -206,6 +237,9 @@ async fn watch(
             _ = look.tick() => {
                 for line in cluster.revive(&mut down, pause)? {
                     eprintln!("{line}");
+                }
+                if learn_addresses(cluster, &mut addresses) {
+                    asked.send_replace(addresses.values().map(|(_, one)| one.clone()).collect());
                 }
             }
         }

@@ -3,9 +3,10 @@ use std::sync::Arc;
 
 use fiec_recorder::fold::{Known, Message, fold};
 use fiec_recorder::lab_support::{LedgerWriter, short_ledgers};
+use fiec_schemas::duty::{REQUEST_MS, START_MS};
 use fiec_schemas::{
     Cause, CauseKind, Decision, Entrusted, Event, EventKind, ExecutionId, Fault, InstanceId,
-    LedgerMessage, PhaseKind, Submission, Tenant, Timestamp,
+    LedgerMessage, PhaseKind, RequestKind, Submission, Tenant, Timestamp,
 };
 
 fn at(ms: i64) -> Timestamp {
@@ -89,6 +90,41 @@ fn both_messages_of_a_short_execution_become_one_row_each() {
     );
     assert_eq!((rows.messages, rows.last_seq), (6, 6));
     assert!(known.is_empty(), "finished executions are forgotten");
+}
+
+#[test]
+fn an_execution_is_due_while_the_ledger_sets_its_worker_a_time() {
+    let ask = Event::Requested {
+        what: RequestKind::Cancel,
+        who: "ada".into(),
+    };
+    let submission = Submission::parse(br#"{"program":"synthetic@1"}"#).unwrap();
+    let (id, tenant) = (
+        ExecutionId(uuid::Uuid::now_v7()),
+        Tenant::new("lab").unwrap(),
+    );
+    let mut w = LedgerWriter::new(tenant, id, Arc::new(submission), at(0));
+    let started = Event::Started {
+        epoch: 1,
+        computing_since: at(15),
+    };
+    let cancelled = Event::Cancelled { who: "ada".into() };
+    let steps = [
+        (
+            vec![Event::Submitted, bound(1, "a", Cause::Initial)],
+            Some(at(10).plus_ms(START_MS)),
+        ),
+        (vec![started], None),
+        (vec![ask], Some(at(30).plus_ms(REQUEST_MS))),
+        (vec![cancelled], None),
+    ];
+    let mut known = Known::default();
+    for ((events, due), seq) in steps.into_iter().zip(1u64..) {
+        let now = at(i64::try_from(seq).unwrap() * 10);
+        let item = w.append(events, "policy/p", now, seq).unwrap();
+        let rows = fold(vec![message(&item)], &mut known);
+        assert_eq!(rows.executions[0].due_at, due, "message {seq}");
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use crate::support::{database, number, rows, words};
 
 /// Each migration with the BLAKE3-256 of its file. Add a line for a new one. Never change a line: each
 /// database remembers what it was made by, and refuses another text.
-const RELEASED: [(&str, &str); 12] = [
+const RELEASED: [(&str, &str); 13] = [
     (
         "0001_executions.sql",
         "84701e9968da87be666aa380960eea2ccc57f9ae3b3bcb0ef06902fc3755d1fa",
@@ -62,6 +62,10 @@ const RELEASED: [(&str, &str); 12] = [
     (
         "0012_series.sql",
         "1b8b443adb1d1cb4834c68c6df4d34b49875b607566ccc5c5d38d48ef0513220",
+    ),
+    (
+        "0013_due.sql",
+        "071c6c540c97099b1713dd6b701e36df9d15b3db80b40cfdfeecd896eb3ea252",
     ),
 ];
 

@@ -206,10 +206,11 @@ impl Agent {
                     async_nats::connection::State::Connected => Ok(()),
                     state => Err(format!("NATS: {state}")),
                 };
-                let addr = sight::serve(addr, Arc::new(registry), health, done.clone())
+                let bound = sight::serve(addr, Arc::new(registry), health, done.clone())
                     .await
                     .map_err(machine("cannot serve /metrics"))?;
-                Some(format!("http://{addr}"))
+                tracing::info!(%bound, "serving /metrics and /healthz");
+                Some(format!("http://{bound}"))
             }
             None => None,
         };

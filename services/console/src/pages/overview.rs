@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Form, Frame, answer};
 use crate::database::{Database, Query};
+use crate::health::{Health, Red};
 use crate::hub::FIRST;
 use crate::pages::nodes::Nodes;
 use crate::server::Shared;
@@ -32,17 +33,16 @@ const WAITING: &str = "SELECT p.execution, p.client_id, p.why, o.since FROM (\
     SELECT id, greatest(submitted_at, bound_at, yielded_at) AS since FROM executions \
     WHERE finished_at IS NULL AND phase IN ('pending', 'bound') ORDER BY submitted_at LIMIT 8) o \
     CROSS JOIN LATERAL (SELECT * FROM why_pending w WHERE w.execution = o.id OFFSET 0) p ORDER BY o.since";
-/// Work that the loss of a node would take, requests that nobody has carried out, bindings that nobody
-/// has started, what is held, and what failed: one row for each reason, with the last that failed for it.
+/// Work that the loss of a node would take, duties that are overdue, what is held, and what failed: one
+/// row for each reason, with the last that failed for it.
 const ATTENTION: &str = "SELECT *, count(*) OVER () AS in_all FROM (\
     SELECT 'uncommitted' AS kind, id AS execution, client_id, node, \
         greatest(computed_until, bound_at) AS since, NULL AS detail \
     FROM executions WHERE finished_at IS NULL AND phase = 'started' \
         AND greatest(computed_until, bound_at) < now() - interval '2 minutes' \
-    UNION ALL SELECT 'requested', id, client_id, node, NULL, requested || ' requested by ' || coalesce(requested_by, 'somebody') \
-    FROM executions WHERE requested IS NOT NULL AND finished_at IS NULL AND phase <> 'paused' \
-    UNION ALL SELECT 'not started', id, client_id, node, bound_at, NULL \
-    FROM executions WHERE finished_at IS NULL AND phase = 'bound' AND bound_at < now() - interval '15 seconds' \
+    UNION ALL SELECT 'overdue', id, client_id, node, due_at, CASE WHEN requested IS NULL THEN 'start it' \
+        ELSE requested || ' it, as ' || coalesce(requested_by, 'somebody') || ' requested' END \
+    FROM executions WHERE finished_at IS NULL AND due_at < now() \
     UNION ALL SELECT 'held', id, client_id, node, NULL, failure FROM executions \
     WHERE finished_at IS NULL AND phase = 'held' \
     UNION ALL SELECT 'failed', (array_agg(id ORDER BY finished_at DESC))[1], \
@@ -157,8 +157,7 @@ impl Attention {
         let detail = self.detail.as_deref().unwrap_or_default();
         match self.kind.as_str() {
             "uncommitted" => format!("has computed on {node} for {span} without a commit"),
-            "requested" => format!("{detail}, not carried out yet"),
-            "not started" => format!("is bound to {node}, which has not started it for {span}"),
+            "overdue" => format!("worker {node} is overdue by {span}: it must {detail}"),
             "held" => format!("is held: {detail}"),
             "failed" => format!("failed {span} ago, {detail}"),
             kind => kind.to_owned(),
@@ -214,6 +213,7 @@ struct Page {
     ended: Vec<Tile>,
     overview: Option<Arc<Overview>>,
     nodes: Option<Arc<Nodes>>,
+    health: Option<Arc<Health>>,
     #[serde(skip)]
     ends: Vec<Bar>,
     #[serde(skip)]
@@ -223,6 +223,10 @@ struct Page {
 impl Page {
     fn attention(&self) -> &[Attention] {
         self.overview.as_ref().map_or(&[][..], |o| &o.attention)
+    }
+
+    fn red(&self) -> &[Red] {
+        self.health.as_ref().map_or(&[][..], |health| &health.red)
     }
 
     /// Rows of the attention list that are not shown.
@@ -254,10 +258,10 @@ fn bars(rows: impl Iterator<Item = (Timestamp, i64, i64, String)>) -> Vec<Bar> {
 /// `/`
 pub async fn page(State(shared): State<Arc<Shared>>, Given(form): Given<Form>) -> Response {
     let hub = &shared.hub;
-    let wait = async { tokio::join!(hub.overview.first(), hub.nodes.first()) };
-    let (overview, nodes) = match tokio::time::timeout(FIRST, wait).await {
-        Ok(both) => both,
-        Err(_) => (hub.overview.now(), hub.nodes.now()),
+    let wait = async { tokio::join!(hub.overview.first(), hub.nodes.first(), hub.health.first()) };
+    let (overview, nodes, health) = match tokio::time::timeout(FIRST, wait).await {
+        Ok(all) => all,
+        Err(_) => (hub.overview.now(), hub.nodes.now(), hub.health.now()),
     };
     let mut frame =
         Frame::new("Overview", "overview", "overview nodes").command("fiec ls && fiec nodes");
@@ -306,6 +310,7 @@ pub async fn page(State(shared): State<Arc<Shared>>, Given(form): Given<Form>) -
         frame,
         overview,
         nodes,
+        health: health.value,
     };
     answer(&page, &form)
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use clap::Args;
 use fiec_broker::ConnectOptions;
+pub use fiec_console::Service;
 use fiec_console::{Options, Running};
 use fiec_schemas::{Secret, Tenant};
 use serde::{Deserialize, Serialize};
@@ -14,6 +15,7 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::context::{Global, TenantArg, run_folder, who, write_private};
@@ -35,6 +37,14 @@ pub struct ConsoleArgs {
     /// Loopback address to listen on [default: a free port of 127.0.0.1]
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Option<SocketAddr>,
+    /// --http address of a service or worker that is asked for its health, again for each
+    #[arg(
+        long,
+        value_name = "[NAME=]HOST:PORT",
+        env = "FIEC_HEALTH",
+        value_delimiter = ','
+    )]
+    pub health: Vec<Service>,
     #[command(flatten)]
     pub tenant: TenantArg,
 }
@@ -123,12 +133,14 @@ impl Console {
         broker: ConnectOptions,
         database: Secret,
         tenant: Tenant,
+        services: watch::Receiver<Vec<Service>>,
         stop: CancellationToken,
     ) -> anyhow::Result<Self> {
         let options = Options {
             addr,
             broker,
             database,
+            services,
             who: who(),
             tenant: tenant.clone(),
         };
@@ -176,7 +188,10 @@ impl Console {
 /// # Errors
 /// If the servers are not known, or it cannot listen.
 pub async fn run(args: ConsoleArgs, global: &Global) -> anyhow::Result<Outcome> {
-    let is_own = args.listen.is_some() || global.nats.is_some() || global.database.is_some();
+    let is_own = args.listen.is_some()
+        || !args.health.is_empty()
+        || global.nats.is_some()
+        || global.database.is_some();
     let tenant = args.tenant.tenant;
     if !is_own && let Some(running) = ConsoleFile::read() {
         if running.tenant != tenant {
@@ -199,7 +214,9 @@ pub async fn run(args: ConsoleArgs, global: &Global) -> anyhow::Result<Outcome> 
     let mut broker = ConnectOptions::new(global.nats_url()?, "fiec console");
     broker.credentials.clone_from(&global.creds);
     let stop = CancellationToken::new();
-    let started = Console::start(addr, broker, global.database_url()?, tenant, stop.clone());
+    let (_, services) = watch::channel(args.health);
+    let database = global.database_url()?;
+    let started = Console::start(addr, broker, database, tenant, services, stop.clone());
     let console = started.await?;
     // Before anybody is told that it is there, and may end it.
     let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be heard")?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use fiec_schemas::{
     BatchId, BoundaryIndex, ClientId, Contract, Digest, Epoch, ExecutionId, ExecutionState,
     FaultKind, NodeId, Ordinal, Output, Owner, Phase, PhaseKind, RequestKind, Sequence, Submission,
-    Tenant, Timestamp,
+    Tenant, Timestamp, duty,
 };
 use serde_json::Value;
 use sqlx::types::Json;
@@ -125,6 +125,8 @@ table! {
         fault: Option<FaultKind> = Fill,
         /// Whose fault that was.
         fault_owner: Option<Owner> = Fill,
+        /// By when somebody must act.
+        due_at: Option<Timestamp> = Take,
     }
     beside {
         /// True if the table cannot hold it yet.
@@ -166,6 +168,7 @@ impl ExecutionRow {
         tracked: &Tracked,
         state: ExecutionState,
     ) -> Self {
+        let due_at = duty::of(&state, state.at).by;
         let place = state.boundary.as_ref();
         let requested = state.requested().cloned();
         let totals = state.totals;
@@ -227,6 +230,7 @@ impl ExecutionRow {
             infrastructure_faults: totals.infrastructure_faults,
             fault: events.fault,
             fault_owner: events.fault.map(FaultKind::owner),
+            due_at,
             is_new,
         }
     }
