@@ -62,7 +62,9 @@ SELECT e.id                                             AS execution,
        e.finished_at,
        e.first_started_at - e.submitted_at              AS waited,
        coalesce(e.finished_at, now()) - e.submitted_at  AS age,
-       coalesce(e.finished_at, now()) - e.first_started_at AS ran,
+       -- Where a placement was never seen to start, nothing is known of its time.
+       (SELECT sum(coalesce(p.ended_at, now()) - p.started_at)
+        FROM placements p WHERE p.execution = e.id)     AS ran,
        fiec_interval(e.compute_us)                      AS computed,
        e.rebindings,
        e.pressure_rebindings,
@@ -97,7 +99,7 @@ SELECT e.id                                             AS execution,
        END                                              AS energy_coverage
 FROM executions e;
 
-COMMENT ON VIEW execution_summary IS 'waited, age, ran: by the broker''s clock; ran: from the first capsule to the end, pauses and the time before a retry included; computed: in capsules alone; of an execution that has not ended, age and ran end by PostgreSQL''s clock; crashes: of its whole life, of which only those since the last commit count against retries; node_faults, infrastructure_faults: of its whole life, they never count; fault_owner: program, node, infrastructure or submission';
+COMMENT ON VIEW execution_summary IS 'waited, age, ran: by the broker''s clock; ran: with a node, neither paused nor before a retry; computed: in capsules alone; of an execution that has not ended, age and ran end by PostgreSQL''s clock; crashes: of its whole life, of which only those since the last commit count against retries; node_faults, infrastructure_faults: of its whole life, they never count; fault_owner: program, node, infrastructure or submission';
 
 -- One row for each batch. A batch that was submitted by name has one; the lines of one message, and
 -- the elements of an array, are a batch without a name.
@@ -123,13 +125,18 @@ SELECT b.id                                                        AS batch,
            - min(e.submitted_at)                                   AS took,
        sum(e.rebindings)::bigint                                   AS rebindings,
        fiec_interval(sum(e.compute_us)::bigint)                    AS computed,
-       count(*) FILTER (WHERE e.phase = 'held')                    AS held
+       count(*) FILTER (WHERE e.phase = 'held')                    AS held,
+       CASE WHEN min(e.client_id) = max(e.client_id) THEN min(e.client_id)
+            WHEN regexp_replace(min(e.client_id), '-[0-9]+$', '')
+                 = regexp_replace(max(e.client_id), '-[0-9]+$', '')
+            THEN regexp_replace(min(e.client_id), '-[0-9]+$', '') || '-*'
+       END                                                         AS ids_like
 FROM batches b
 JOIN executions e ON e.batch_id = b.id
 GROUP BY b.id, b.name, b.tenant;
 
 COMMENT ON VIEW batch_summary IS
-    'One row for each batch: its executions by phase, first and last times';
+    'One row for each batch: its executions by phase, first and last times; ids_like: the client''s ids of its executions, where they differ in a number at the end alone';
 
 CREATE OR REPLACE VIEW placement_timeline AS
 SELECT p.execution,

@@ -157,7 +157,7 @@ async fn curves_of_an_execution_and_of_a_batchs_members_are_drawn() {
         .await;
     let drawn = "return !!document.querySelector('#members .uplot canvas') \
                  && document.querySelector('#members .scale').textContent === 'tolerance 1e-100.0001' \
-                 && document.querySelector('#members figcaption').textContent === 'residual of 3 members'";
+                 && document.querySelector('#members figcaption').textContent === 'residual of 3 members (logarithmic)'";
     browser
         .until(
             "the members' residuals are drawn, coloured by their tolerance",

@@ -36,7 +36,18 @@ async fn each_page_as_json_has_what_the_page_shows() {
         return lab.end().await;
     };
     let batch = prepared(&lab).await;
+    let array = json!({"id": "turn", "array": {"count": 11}, "program": "synthetic@1", "params": {"capsules": 1}});
+    lab.publish_json(&array).await;
+    lab.recorded(13).await;
     browser.open(&console.entrance).await;
+    let ordered = format!("{}/executions?q=turn-&format=json", console.origin());
+    let names = format!(
+        "const done = arguments[arguments.length - 1]; fetch('{ordered}').then((r) => r.json()) \
+         .then((page) => done(page.rows.map((row) => row.client_id).join(' ')));"
+    );
+    let newest_first = (0..11).rev().map(|n| format!("turn-{n}"));
+    let newest_first = newest_first.collect::<Vec<_>>().join(" ");
+    assert_eq!(browser.later(&names).await, newest_first.as_str());
     for (path, has) in [
         ("/".to_owned(), "/overview/phases/completed"),
         ("/nodes".to_owned(), "/nodes/0/signals/0/signal"),
@@ -45,7 +56,7 @@ async fn each_page_as_json_has_what_the_page_shows() {
             "/rows/1/execution",
         ),
         ("/executions/a".to_owned(), "/curves/0/data"),
-        ("/batches".to_owned(), "/batches/0/batch"),
+        ("/batches".to_owned(), "/batches/0/ids_like"),
         (format!("/batches/{batch}?name=residual"), "/members/1"),
         ("/sql?q=SELECT%2042%20AS%20n".to_owned(), "/answer/rows/0/0"),
         ("/act?what=cordon&on=n1".to_owned(), "/affected"),

@@ -9,7 +9,10 @@ function options(figure, nodes, rows) {
   const style = getComputedStyle(document.body), ink = style.getPropertyValue("--quiet"), grid = style.getPropertyValue("--line");
   const finite = rows.map((r) => r[1]).filter((v) => v !== null);
   const low = Math.min(...finite), high = Math.max(...finite);
-  const isLog = low > 0 && high / low > 500;
+  // A curve that was drawn by powers of ten stays so.
+  const isLog = low > 0 && (high / low > 500 || figure.dataset.log);
+  figure.dataset.log = isLog ? "1" : "";
+  figure.querySelector("figcaption").textContent = figure.dataset.name + (isLog ? " (logarithmic)" : "");
   const series = [{ label: "boundary" }];
   const bands = [];
   nodes.forEach((node, at) => {
@@ -20,7 +23,7 @@ function options(figure, nodes, rows) {
     bands.push({ series: [first + 1, first + 2], fill: colour + "33" });
   });
   return {
-    width: figure.clientWidth - 16, height: 190, legend: { show: false }, cursor: { drag: { x: true, y: false } },
+    width: figure.clientWidth - 20, height: 200, legend: { show: false }, cursor: { drag: { x: true, y: false } },
     scales: { x: { time: false }, y: { distr: isLog ? 3 : 1 } },
     axes: axes(ink, grid, isLog), series, bands,
   };
@@ -51,4 +54,4 @@ function draw() {
 draw();
 document.addEventListener("fiec:fresh", draw);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { plots.forEach((p) => (p.text = "")); draw(); });
-addEventListener("resize", () => plots.forEach((p, figure) => p.plot.setSize({ width: figure.clientWidth - 16, height: 190 })));
+addEventListener("resize", () => plots.forEach((p, figure) => p.plot.setSize({ width: figure.clientWidth - 20, height: 200 })));

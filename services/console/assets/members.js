@@ -30,10 +30,13 @@ function draw() {
   const all = members.flatMap((m) => m.points.map((p) => p[1])).filter((v) => v !== null);
   const least = Math.min(...all), most = Math.max(...all);
   const style = getComputedStyle(document.body), ink = style.getPropertyValue("--quiet"), grid = style.getPropertyValue("--line");
-  const isLog = least > 0 && most / least > 500;
+  // What was drawn by powers of ten stays so.
+  const isLog = least > 0 && (most / least > 500 || figure.dataset.log);
+  figure.dataset.log = isLog ? "1" : "";
+  figure.querySelector("figcaption").textContent = `${figure.dataset.number} of ${members.length} members${isLog ? " (logarithmic)" : ""}`;
   const series = members.map((m) => ({ label: m.name, stroke: colour(share(m)), width: 1, spanGaps: true, points: { show: false } }));
   plot = new uPlot({
-    width: figure.clientWidth - 16, height: 300, legend: { show: false },
+    width: figure.clientWidth - 20, height: 310, legend: { show: false },
     scales: { x: { time: false }, y: { distr: isLog ? 3 : 1 } },
     axes: axes(ink, grid, isLog), series: [{ label: "boundary" }, ...series],
   }, data, figure);
@@ -49,5 +52,5 @@ function draw() {
 if (figure) {
   draw();
   document.addEventListener("fiec:fresh", draw);
-  addEventListener("resize", () => plot?.setSize({ width: figure.clientWidth - 16, height: 300 }));
+  addEventListener("resize", () => plot?.setSize({ width: figure.clientWidth - 20, height: 310 }));
 }

@@ -11,10 +11,10 @@ use axum::http::header::{
     AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, REFERRER_POLICY, SET_COOKIE,
     X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri};
 use axum::middleware::{self, Next};
 use axum::response::sse::{Event, KeepAlive, Sse};
-use axum::response::{Html, IntoResponse, Response};
+use axum::response::{Html, IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
 use serde::Deserialize;
 use tokio::net::TcpListener;
@@ -140,13 +140,25 @@ fn router(shared: Arc<Shared>) -> Router {
         .route("/act", get(pages::act::ask).post(pages::act::done))
         .route("/events", get(events))
         .route("/assets/{*file}", get(assets::file))
-        .fallback(async || (StatusCode::NOT_FOUND, "there is no such page"))
+        .fallback(elsewhere)
         .layer(middleware::from_fn_with_state(Arc::clone(&shared), limits))
         .layer(middleware::from_fn_with_state(Arc::clone(&shared), cookie))
         .route("/enter", get(enter))
         .route("/tickets", post(tickets))
         .layer(middleware::from_fn_with_state(Arc::clone(&shared), named))
         .with_state(shared)
+}
+
+/// There is no such page, but perhaps one without the stroke at the end.
+async fn elsewhere(uri: Uri) -> Response {
+    let path = uri.path().trim_end_matches('/');
+    // Two strokes at the beginning would name another host.
+    if path.len() < uri.path().len() && path.len() > 1 && !path.starts_with("//") {
+        let query = uri.query().map(|query| format!("?{query}"));
+        return Redirect::permanent(&format!("{path}{}", query.unwrap_or_default()))
+            .into_response();
+    }
+    (StatusCode::NOT_FOUND, "there is no such page").into_response()
 }
 
 /// Only requests that name this console, and headers for all answers.

@@ -25,7 +25,11 @@ pub fn span_ms(ms: i64) -> String {
 
 /// The same of seconds.
 pub fn span(seconds: &f64) -> String {
-    span_ms((seconds * 1e3).clamp(0.0, 1e15) as i64)
+    let ms = (seconds * 1e3).clamp(0.0, 1e15);
+    match ms > 0.0 && ms < 10.0 {
+        true => format!("{ms:.1} ms"),
+        false => span_ms(ms as i64),
+    }
 }
 
 /// A count with thin spaces between thousands.
@@ -67,6 +71,8 @@ mod tests {
         assert_eq!(span_ms(125_000), "2 min 5 s");
         assert_eq!(span_ms(90_000_000), "1 d 1 h");
         assert_eq!(span(&-3.0), "0 ms");
+        assert_eq!(span(&0.000_68), "0.7 ms");
+        assert_eq!(span(&0.034), "34 ms");
         assert_eq!(count(&1_234_567), "1\u{202f}234\u{202f}567");
         assert_eq!(count(&-12), "−12");
         assert_eq!(bytes(&1_536), "1.5 KiB");

@@ -170,3 +170,28 @@ async fn who_asked_and_who_gave_way_are_columns() {
     let gave = "SELECT gave_way_last_day FROM tenant_shares";
     assert_eq!(number(&db.pool, gave).await, 1);
 }
+
+/// Two placements of a minute each with an hour in between, and one that waits.
+const TWICE: &str = "WITH b AS (INSERT INTO batches VALUES (gen_random_uuid(), 'lab', NULL, now()) RETURNING id), \
+    e AS (INSERT INTO executions (id, tenant, client_id, batch_id, batch_line, program, contract, submission, \
+        submitted_at, phase, epoch, first_started_at, finished_at, boundary_index, commits, state_bytes, rebindings, \
+        pressure_rebindings, crashes, compute_us, author, ordinal, seq, recorded_at) \
+    SELECT gen_random_uuid(), 'lab', 'turn-' || n, id, 1, 'walk@1', 'bitwise', '\\x00', \
+        '2026-01-01 00:00:00+0', CASE n WHEN 9 THEN 'completed' ELSE 'pending' END, 2, \
+        CASE n WHEN 9 THEN '2026-01-01 01:00:00+0'::timestamptz END, \
+        CASE n WHEN 9 THEN '2026-01-01 02:02:00+0'::timestamptz END, \
+        0, 0, 0, 1, 0, 0, 0, 'worker/n1/x', 4, n, now() FROM b, generate_series(9, 10) n RETURNING id, client_id) \
+    INSERT INTO placements (execution, epoch, node, started_at, ended_at) \
+    SELECT id, epoch, 'n1', began, began + interval '1 minute' FROM e, \
+        (VALUES (1, '2026-01-01 01:00:00+0'::timestamptz), (2, '2026-01-01 02:01:00+0')) p (epoch, began) \
+    WHERE client_id = 'turn-9'";
+
+#[tokio::test]
+async fn the_time_before_a_retry_is_no_running_and_an_array_has_its_ids() {
+    let db = database().await;
+    sqlx::query(TWICE).execute(&db.pool).await.unwrap();
+    let ran = "SELECT string_agg(coalesce(ran::text, 'never'), ' ' ORDER BY client_id DESC) FROM execution_summary";
+    assert_eq!(words(&db.pool, ran).await, "00:02:00 never");
+    let like = "SELECT ids_like FROM batch_summary";
+    assert_eq!(words(&db.pool, like).await, "turn-*");
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import traceback
 from collections import deque
@@ -32,11 +33,14 @@ def words(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not f.filename.startswith(_HERE)]
     if own:
-        text += f" ({own[-1].filename}:{own[-1].lineno} in {own[-1].name})"
+        file = own[-1].filename.removeprefix(_PROGRAM)
+        text += f" ({file}:{own[-1].lineno} in {own[-1].name})"
     return shown(text)[:REASON_LIMIT]
 
 
 _HERE = __file__.rsplit("/", 1)[0] + "/"
+# Its folder has another name on each node.
+_PROGRAM = os.path.dirname(os.path.abspath(sys.argv[0])) + "/"
 
 
 def show(error: BaseException) -> None:

@@ -19,12 +19,13 @@ use crate::words;
 
 const SUMMARY: &str = "SELECT batch, name, tenant, executions, pending, bound, started, paused, verifying, held, \
     completed, failed, cancelled, first_submitted_at, last_finished_at, ended, \
-    extract(epoch FROM took)::float8 AS took_s, rebindings FROM batch_summary WHERE batch = $1::uuid";
+    extract(epoch FROM took)::float8 AS took_s, rebindings, \
+    ids_like FROM batch_summary WHERE batch = $1::uuid";
 /// One letter a member, in the order of `executions.rs`: what the matrix draws.
 const MATRIX: &str = "SELECT string_agg(CASE phase WHEN 'completed' THEN 'c' WHEN 'failed' THEN 'f' \
     WHEN 'cancelled' THEN 'x' WHEN 'started' THEN 's' WHEN 'bound' THEN 'b' WHEN 'paused' THEN 'p' \
     WHEN 'held' THEN 'h' WHEN 'verifying' THEN 'v' WHEN 'returned' THEN 'x' ELSE 'w' END, '' \
-    ORDER BY submitted_at, batch_line, client_id, id) AS phases FROM executions WHERE batch_id = $1::uuid";
+    ORDER BY submitted_at, batch_line, length(client_id), client_id, id) AS phases FROM executions WHERE batch_id = $1::uuid";
 /// How many have ended in the last minutes: what an estimate of the end is made of.
 const PACE: &str = "SELECT count(*) AS ended, \
     extract(epoch FROM now() - min(finished_at))::float8 AS over_s FROM (\
@@ -39,11 +40,11 @@ const AFTER: &str = "SELECT coalesce(a ->> 'batch', a ->> 'array', a ->> 'id', a
     WHERE e.batch_id = $1::uuid AND e.spec ? 'after' GROUP BY 1, 2 ORDER BY members DESC, name LIMIT 20";
 /// Names of the numbers that its first members report.
 const NAMES: &str = "SELECT DISTINCT p.name FROM (SELECT id FROM executions WHERE batch_id = $1::uuid \
-    ORDER BY batch_line LIMIT 500) e JOIN series_points p ON p.execution = e.id ORDER BY p.name LIMIT 24";
-/// The curves of at most 80 members, evenly spread over its lines.
+    ORDER BY batch_line, length(client_id), client_id LIMIT 500) e JOIN series_points p ON p.execution = e.id ORDER BY p.name LIMIT 24";
+/// The curves of at most 80 members, evenly spread over all.
 const MEMBERS: &str = "SELECT m.batch_line AS line, coalesce(m.client_id, m.id::text) AS name, \
     m.spec -> 'params' AS params, s.points FROM (SELECT * FROM (SELECT e.id, e.batch_line, e.client_id, e.spec, \
-    row_number() OVER (ORDER BY e.batch_line) AS n, count(*) OVER () AS members FROM executions e \
+    row_number() OVER (ORDER BY e.batch_line, length(e.client_id), e.client_id) AS n, count(*) OVER () AS members FROM executions e \
     WHERE e.batch_id = $1::uuid AND EXISTS (SELECT FROM series_points p WHERE p.execution = e.id AND p.name = $2)) e \
     WHERE n % (members / 80 + 1) = 0 LIMIT 80) m CROSS JOIN LATERAL (\
     SELECT jsonb_agg(jsonb_build_array(boundary, nullif(nullif(nullif(mean, 'NaN'), 'Infinity'), '-Infinity')) ORDER BY boundary) AS points FROM (\
@@ -212,8 +213,8 @@ pub async fn page(
         .find(|known| **known == drawn.by)
         .or(parameters.first());
     frame.title = batch.title().to_owned();
-    let title = quoted(batch.title());
-    frame.command = format!("fiec batch status --tenant {} -- {title}", batch.tenant);
+    let named = quoted(batch.name.as_deref().unwrap_or(&batch.batch));
+    frame.command = format!("fiec batch status --tenant {} -- {named}", batch.tenant);
     let page = Page {
         by: by.cloned().unwrap_or_default(),
         drawn: name,
@@ -249,6 +250,7 @@ mod tests {
         Batch {
             batch: "b".to_owned(),
             name: None,
+            ids_like: None,
             tenant: "t".to_owned(),
             executions,
             pending: executions - completed - held,

@@ -14,7 +14,7 @@ use crate::server::Shared;
 
 const LIST: &str = "SELECT s.batch, s.name, s.tenant, s.executions, s.pending, s.bound, s.started, s.paused, \
     s.verifying, s.held, s.completed, s.failed, s.cancelled, s.first_submitted_at, s.last_finished_at, s.ended, \
-    extract(epoch FROM s.took)::float8 AS took_s, s.rebindings \
+    extract(epoch FROM s.took)::float8 AS took_s, s.rebindings, s.ids_like \
     FROM (SELECT id FROM batches ORDER BY first_seen_at DESC LIMIT 50) b \
     CROSS JOIN LATERAL (SELECT * FROM batch_summary o WHERE o.batch = b.id OFFSET 0) s ORDER BY s.first_submitted_at DESC";
 
@@ -25,6 +25,8 @@ pub struct Batch {
     pub batch: String,
     /// Its client's name for it.
     pub name: Option<String>,
+    /// The ids of its members, where they differ in a number at the end alone.
+    pub ids_like: Option<String>,
     /// Whose.
     pub tenant: String,
     /// Members.
@@ -62,7 +64,8 @@ pub struct Batch {
 impl Batch {
     /// Its name for people.
     pub fn title(&self) -> &str {
-        self.name.as_deref().unwrap_or(&self.batch)
+        let name = self.name.as_deref().or(self.ids_like.as_deref());
+        name.unwrap_or(&self.batch)
     }
 
     /// Phases that have members: name, count, and share in percent.

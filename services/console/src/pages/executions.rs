@@ -28,7 +28,7 @@ macro_rules! chosen {
              AND ($4 = '' OR position(lower($4) IN lower(client_id)) > 0 \
              OR starts_with(lower(program), lower($4)) OR execution::text = lower($4)) \
              AND ($5 || $6 = '' OR execution IN (SELECT id FROM (SELECT id, \
-             row_number() OVER (ORDER BY submitted_at, batch_line, client_id, id) AS n \
+             row_number() OVER (ORDER BY submitted_at, batch_line, length(client_id), client_id, id) AS n \
              FROM executions WHERE batch_id = nullif($3, '')::uuid) m \
              WHERE n BETWEEN coalesce(nullif($5, '')::bigint, 1) AND coalesce(nullif($6, '')::bigint, n))) \
              AND ($7 = '' OR submitted_at <= nullif($7, '')::timestamptz)", $end
@@ -37,8 +37,9 @@ macro_rules! chosen {
 }
 const LIST: &str = chosen!(
     "execution, client_id, tenant, program, phase, node, boundary, boundaries_in_all, progress, \
-     submitted_at, finished_at, rebindings, failure",
-    " ORDER BY submitted_at DESC, batch_line DESC, client_id DESC, execution LIMIT $9::bigint OFFSET $8::bigint"
+     submitted_at, finished_at, rebindings, failure, (SELECT left(nullif(x.spec ->> 'params', '{}'), 200) \
+     FROM executions x WHERE x.id = execution) AS params",
+    " ORDER BY submitted_at DESC, batch_line DESC, length(client_id) DESC, client_id DESC, execution LIMIT $9::bigint OFFSET $8::bigint"
 );
 const COUNT: &str = chosen!("count(*) AS n", "");
 
@@ -160,6 +161,18 @@ struct Page {
 }
 
 impl Page {
+    /// Whether something is chosen, and not all that there is.
+    fn is_chosen(&self) -> bool {
+        let Choice {
+            phase,
+            node,
+            batch,
+            q,
+            ..
+        } = &self.choice;
+        [phase, node, batch, q].iter().any(|one| !one.is_empty())
+    }
+
     fn has_more(&self) -> bool {
         self.choice.skip + ROWS < self.all
     }

@@ -177,6 +177,9 @@ pub struct Listed {
     pub rebindings: i64,
     /// Why it failed or is held.
     pub failure: Option<String>,
+    /// The beginning of its parameters, as JSON.
+    #[serde(default)]
+    pub params: Option<String>,
 }
 
 impl Listed {

@@ -9,7 +9,7 @@ use axum::response::Response;
 use fiec_schemas::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{Form, Frame, answer};
+use super::{Form, Frame, Listed, answer};
 use crate::database::{Database, Query};
 use crate::health::{Health, Red};
 use crate::hub::FIRST;
@@ -25,9 +25,13 @@ const ENDS: &str = "SELECT h AS hour, count(*) FILTER (WHERE phase = 'completed'
     GROUP BY h ORDER BY h";
 const MOVES: &str = "SELECT h AS hour, count(r.at) AS moves, count(*) FILTER (WHERE r.cause = 'pressure') AS pressure \
     FROM generate_series(date_trunc('hour', now()) - interval '23 hours', now(), interval '1 hour') h \
-    LEFT JOIN rebindings r ON r.at >= h AND r.at < h + interval '1 hour' GROUP BY h ORDER BY h";
+    LEFT JOIN rebindings r ON r.at >= h AND r.at < h + interval '1 hour' AND r.cause <> 'resumed' GROUP BY h ORDER BY h";
 const LAST_MOVES: &str = "SELECT execution, client_id, from_node, to_node, why, at, gap_ms::float8 AS gap_ms \
-    FROM rebinding_history ORDER BY at DESC LIMIT 12";
+    FROM rebinding_history WHERE cause <> 'resumed' ORDER BY at DESC LIMIT 12";
+const RUNNING: &str = "SELECT s.execution, s.client_id, s.tenant, s.program, s.phase, s.node, s.boundary, s.boundaries_in_all, \
+    s.progress, s.submitted_at, s.finished_at, s.rebindings, s.failure FROM (\
+    SELECT id FROM executions WHERE finished_at IS NULL AND phase = 'started' ORDER BY bound_at DESC LIMIT 8) o \
+    CROSS JOIN LATERAL (SELECT * FROM execution_summary e WHERE e.execution = o.id OFFSET 0) s";
 /// Those that have waited longest are looked up one by one: the view of all is large.
 const WAITING: &str = "SELECT p.execution, p.client_id, p.why, o.since FROM (\
     SELECT id, greatest(submitted_at, bound_at, yielded_at) AS since FROM executions \
@@ -62,6 +66,8 @@ pub struct Overview {
     pub moves: Vec<Moves>,
     /// The last moves.
     pub last_moves: Vec<Move>,
+    /// Those that were bound last and compute.
+    pub running: Vec<Listed>,
     /// Those that wait longest.
     pub waiting: Vec<Waits>,
     /// What needs a person.
@@ -175,6 +181,7 @@ pub async fn read(database: &Database) -> Result<Overview, String> {
     let ends = database.rows(&Query::of(ENDS)).await?;
     let moves = database.rows(&Query::of(MOVES)).await?;
     let last_moves = database.rows(&Query::of(LAST_MOVES)).await?;
+    let running = database.rows(&Query::of(RUNNING)).await?;
     let waiting = database.rows(&Query::of(WAITING)).await?;
     let attention = database.rows(&Query::of(ATTENTION)).await?;
     let phases = phases.into_iter().map(|row| (row.phase, row.executions));
@@ -183,15 +190,15 @@ pub async fn read(database: &Database) -> Result<Overview, String> {
         ends,
         moves,
         last_moves,
+        running,
         waiting,
         attention,
     })
 }
 
-/// A tile with a count.
+/// A tile with the number of executions in a phase.
 #[derive(Debug, Serialize)]
 struct Tile {
-    name: &'static str,
     phase: &'static str,
     count: i64,
 }
@@ -223,6 +230,10 @@ struct Page {
 impl Page {
     fn attention(&self) -> &[Attention] {
         self.overview.as_ref().map_or(&[][..], |o| &o.attention)
+    }
+
+    fn running(&self) -> &[Listed] {
+        self.overview.as_ref().map_or(&[][..], |o| &o.running)
     }
 
     fn red(&self) -> &[Red] {
@@ -267,12 +278,11 @@ pub async fn page(State(shared): State<Arc<Shared>>, Given(form): Given<Form>) -
         Frame::new("Overview", "overview", "overview nodes").command("fiec ls && fiec nodes");
     frame.old("History", &overview);
     frame.old("Nodes", &nodes);
-    for sql in [PHASES, ATTENTION, LAST_MOVES, WAITING, ENDS, MOVES] {
+    for sql in [PHASES, ATTENTION, LAST_MOVES, RUNNING, WAITING, ENDS, MOVES] {
         frame.asks(&Query::of(sql));
     }
     let (overview, nodes) = (overview.value, nodes.value);
-    let tile = |(name, phase): (&'static str, &'static str)| Tile {
-        name,
+    let tile = |phase: &'static str| Tile {
         phase,
         count: overview
             .as_ref()
@@ -280,19 +290,8 @@ pub async fn page(State(shared): State<Arc<Shared>>, Given(form): Given<Form>) -
             .copied()
             .unwrap_or(0),
     };
-    let live = [
-        ("computing", "started"),
-        ("bound", "bound"),
-        ("waiting", "pending"),
-        ("paused", "paused"),
-        ("held", "held"),
-        ("verifying", "verifying"),
-    ];
-    let ended = [
-        ("completed", "completed"),
-        ("failed", "failed"),
-        ("cancelled", "cancelled"),
-    ];
+    let live = ["started", "bound", "pending", "paused", "held", "verifying"];
+    let ended = ["completed", "failed", "cancelled"];
     let known = overview.as_deref();
     let ends = known.into_iter().flat_map(|o| &o.ends).map(|e| {
         let words = format!("{} completed, {} failed", e.completed, e.failed);

@@ -63,6 +63,12 @@ def combinations(
     as it is."""
     if not isinstance(over, Mapping):
         return [dict(params) for params in over]
+    for name, values in over.items():
+        if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+            raise ValueError(
+                f"map: {name} is {values!r}, which is no list of values; "
+                f"what is the same for all belongs into params"
+            )
     names = list(over)
     return [dict(zip(names, chosen)) for chosen in itertools.product(*over.values())]
 

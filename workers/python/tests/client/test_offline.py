@@ -57,6 +57,12 @@ class Arrays(unittest.TestCase):
         with self.assertRaises(ValueError):
             list(arrays.cut("s", [{"a": 1}, {"b": 1}], {}, {}))
 
+    def test_values_that_are_no_list_are_refused_by_name(self) -> None:
+        for value in (0.3, "fast", None):
+            wrong: Any = {"seed": range(2), "damping": value}
+            with self.assertRaisesRegex(ValueError, "damping is .* no list of values.* params"):
+                list(arrays.cut("s", wrong, {}, {}))
+
     def test_what_is_too_long_for_a_line_becomes_several(self) -> None:
         over = [{"text": "x" * 1000, "n": n} for n in range(2000)]
         cut = list(arrays.cut("s", over, {}, {}))

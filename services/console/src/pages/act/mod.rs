@@ -135,7 +135,9 @@ async fn made(shared: &Shared, mut wish: Wish, done: bool) -> Result<Page, Strin
     let nodes = nodes
         .iter()
         .flat_map(|nodes| &nodes.0)
-        .map(|node| node.name.clone());
+        .map(|node| node.name.clone())
+        // One execution cannot move to where it is.
+        .filter(|node| named.len() != 1 || more > 0 || named[0].node.as_ref() != Some(node));
     Ok(Page {
         nodes: nodes.collect(),
         back,

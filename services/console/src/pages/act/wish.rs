@@ -269,6 +269,7 @@ mod tests {
             finished_at: None,
             rebindings: 0,
             failure: None,
+            params: None,
         }
     }
 

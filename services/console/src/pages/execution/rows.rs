@@ -7,7 +7,7 @@ use serde_json::Value;
 pub(super) const SUMMARY: &str = "SELECT e.execution, e.client_id, e.tenant, e.program, e.phase, e.node, e.epoch, \
     e.boundary, e.boundaries_in_all, e.progress, e.submitted_at, e.first_started_at, e.finished_at, \
     extract(epoch FROM e.waited)::float8 AS waited_s, extract(epoch FROM e.ran)::float8 AS ran_s, \
-    extract(epoch FROM e.computed)::float8 AS computed_s, e.rebindings, e.crashes, e.commits, \
+    extract(epoch FROM e.computed)::float8 AS computed_s, (SELECT count(*) FROM rebindings r WHERE r.execution = e.execution AND r.cause <> 'resumed') AS moves, e.crashes, e.commits, \
     e.last_state_bytes, e.contract, e.batch, e.failure, e.stderr_tail, e.result, \
     e.host_joules::float8 AS host_joules, e.device_joules::float8 AS device_joules, x.spec, \
     extract(epoch FROM e.uncommitted)::float8 AS uncommitted_s \
@@ -22,7 +22,7 @@ pub(super) const MOVES: &str = "SELECT r.epoch, r.at, r.from_node, r.to_node, r.
     r.state_bytes, r.gap_ms::float8 AS gap_ms, r.vector, count(*) OVER () AS in_all, \
     (SELECT fiec_candidates_in_words(d.candidates, d.omitted) FROM decisions d \
      WHERE d.execution = r.execution AND d.epoch = r.epoch ORDER BY d.ordinal DESC LIMIT 1) AS candidates \
-    FROM rebinding_history r WHERE r.execution = $1::uuid ORDER BY r.epoch DESC LIMIT 100";
+    FROM rebinding_history r WHERE r.execution = $1::uuid AND r.cause <> 'resumed' ORDER BY r.epoch DESC LIMIT 100";
 /// At most so many boundaries, evenly spread.
 pub(super) const BOUNDARIES: &str = "SELECT index, committed_at AS at FROM (SELECT index, committed_at, \
     row_number() OVER (ORDER BY ordinal) AS n, count(*) OVER () AS points \
@@ -69,7 +69,7 @@ pub(super) struct Summary {
     pub(super) waited_s: Option<f64>,
     pub(super) ran_s: Option<f64>,
     pub(super) computed_s: Option<f64>,
-    pub(super) rebindings: i64,
+    pub(super) moves: i64,
     pub(super) crashes: i64,
     pub(super) commits: i64,
     pub(super) last_state_bytes: Option<i64>,
