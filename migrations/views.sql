@@ -99,7 +99,7 @@ SELECT e.id                                             AS execution,
        END                                              AS energy_coverage
 FROM executions e;
 
-COMMENT ON VIEW execution_summary IS 'waited, age, ran: by the broker''s clock; ran: with a node, neither paused nor before a retry; computed: in capsules alone; of an execution that has not ended, age and ran end by PostgreSQL''s clock; crashes: of its whole life, of which only those since the last commit count against retries; node_faults, infrastructure_faults: of its whole life, they never count; fault_owner: program, node, infrastructure or submission';
+COMMENT ON VIEW execution_summary IS 'boundary: the last that was committed; one that has completed has reached all, of which the last need no commit; waited, age, ran: by the broker''s clock; ran: with a node, neither paused nor before a retry; computed: in capsules alone; of an execution that has not ended, age and ran end by PostgreSQL''s clock; crashes: of its whole life, of which only those since the last commit count against retries; node_faults, infrastructure_faults: of its whole life, they never count; fault_owner: program, node, infrastructure or submission';
 
 -- One row for each batch. A batch that was submitted by name has one; the lines of one message, and
 -- the elements of an array, are a batch without a name.

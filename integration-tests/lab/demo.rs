@@ -1,6 +1,6 @@
 //! `cargo demo`, as a newcomer runs it, in the build of the tests.
 
-use crate::ONE_AT_A_TIME;
+use crate::HOST;
 use crate::stage::BINARY;
 use std::process::Stdio;
 use std::time::Duration;
@@ -11,7 +11,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 
 #[tokio::test]
 async fn every_claim_of_the_demo_is_checked_and_its_report_is_written() {
-    let _one = ONE_AT_A_TIME.lock().await;
+    let _one = HOST.lock().await;
     let folder = tempfile::tempdir().unwrap();
     let report = folder.path().join("report.html");
     let mut command = tokio::process::Command::new(BINARY);

@@ -7,14 +7,25 @@ use std::time::Duration;
 use fiec_kit::foreign::container::Engine;
 use serde_json::Value;
 
-use crate::ONE_AT_A_TIME;
+use crate::{HOST, Turn};
 
 /// An experiment takes some tens of seconds.
 const PATIENCE: Duration = Duration::from_secs(400);
 
+/// Experiments with emulated devices, whose pressure the host does not feel.
+static DEVICES: Turn = Turn::const_new(());
+
+/// What an experiment presses on: one at a time.
+fn of(name: &str) -> &'static Turn {
+    match name {
+        "trigger2" | "trigger3" => &DEVICES,
+        _ => &HOST,
+    }
+}
+
 /// The rows of the summary, and the last line with the claims.
 async fn experiment(name: &str, more: &[&str], out: &Path) -> (Vec<Value>, Value) {
-    let _one = ONE_AT_A_TIME.lock().await;
+    let _one = of(name).lock().await;
     let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_fiec-lab"));
     command
         .args(["experiment", name, "--quick", "--json", "--out"])

@@ -12,5 +12,8 @@ mod experiments;
 mod simulate_and_replay;
 mod up;
 
-/// Held by each test that puts real pressure on its nodes, so that these run one after the other.
-static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+/// Tests that hold the same one run one after the other.
+type Turn = tokio::sync::Mutex<()>;
+
+/// Held by each test that puts real pressure on the memory or the processors of its nodes.
+static HOST: Turn = Turn::const_new(());

@@ -152,11 +152,12 @@ fn router(shared: Arc<Shared>) -> Router {
 /// There is no such page, but perhaps one without the stroke at the end.
 async fn elsewhere(uri: Uri) -> Response {
     let path = uri.path().trim_end_matches('/');
-    // Two strokes at the beginning would name another host.
-    if path.len() < uri.path().len() && path.len() > 1 && !path.starts_with("//") {
+    // What begins with two strokes, or with a backslash, would name another host.
+    let is_here = path.as_bytes().get(1).is_some_and(u8::is_ascii_lowercase);
+    if path.len() < uri.path().len() && is_here {
         let query = uri.query().map(|query| format!("?{query}"));
-        return Redirect::permanent(&format!("{path}{}", query.unwrap_or_default()))
-            .into_response();
+        let to = format!("{path}{}", query.unwrap_or_default());
+        return Redirect::permanent(&to).into_response();
     }
     (StatusCode::NOT_FOUND, "there is no such page").into_response()
 }
@@ -301,6 +302,27 @@ fn topics(news: &News) -> String {
         News::Executions(ids) => {
             let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
             format!("executions {}", ids.join(" "))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http::header::LOCATION;
+
+    #[tokio::test]
+    async fn an_address_with_a_stroke_too_many_leads_to_the_page_and_never_to_another_host() {
+        let leads = async |address: &str| {
+            let response = elsewhere(address.parse().unwrap()).await;
+            let to = response.headers().get(LOCATION).cloned();
+            to.map(|to| to.to_str().unwrap().to_owned())
+        };
+        assert_eq!(leads("/batches/").await.as_deref(), Some("/batches"));
+        let with_query = leads("/executions//?phase=failed").await;
+        assert_eq!(with_query.as_deref(), Some("/executions?phase=failed"));
+        for address in ["/nothing", "/", "//", "//host/", "/\\host/", "///host/"] {
+            assert_eq!(leads(address).await, None, "{address}");
         }
     }
 }

@@ -60,6 +60,12 @@ pub fn bytes(n: &i64) -> String {
     format!("{value:.1} TiB")
 }
 
+/// The pieces of a sentence in which code stands between backticks, and whether each is code.
+pub fn pieces(text: &str) -> Vec<(bool, &str)> {
+    let all = text.split('`').enumerate();
+    all.map(|(n, piece)| (n % 2 == 1, piece)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -77,5 +83,7 @@ mod tests {
         assert_eq!(count(&-12), "−12");
         assert_eq!(bytes(&1_536), "1.5 KiB");
         assert_eq!(bytes(&12), "12 B");
+        let pieces = pieces("ask `fiec why`");
+        assert_eq!(pieces, [(false, "ask "), (true, "fiec why"), (false, "")]);
     }
 }

@@ -46,12 +46,12 @@ async fn a_full_stream_of_submissions_refuses_in_a_sentence_until_it_has_room() 
 async fn submissions_wait_while_the_ledgers_have_no_room_and_health_names_the_stream() {
     let stage = Stage::with_nodes(&["n1"]).await;
     let ledgers = async || state(&stage, subjects::LEDGER_STREAM).await;
-    {
-        let (_service, address) = watched(&stage).await;
-        until(|| async { healthz(address).await.contains("200 OK") }).await;
-        assert_eq!(submit(&stage).await.accepted.len(), 1);
-        until(|| async { ledgers().await.messages > 0 }).await;
-    }
+    let (service, address) = watched(&stage).await;
+    until(|| async { healthz(address).await.contains("200 OK") }).await;
+    assert_eq!(submit(&stage).await.accepted.len(), 1);
+    until(|| async { ledgers().await.messages > 0 }).await;
+    // The next request must not be this one's: it has not looked since.
+    service.stop().await;
     let before = ledgers().await;
     limit(&stage, subjects::LEDGER_STREAM, before.bytes).await;
 

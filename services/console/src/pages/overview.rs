@@ -269,11 +269,13 @@ fn bars(rows: impl Iterator<Item = (Timestamp, i64, i64, String)>) -> Vec<Bar> {
 /// `/`
 pub async fn page(State(shared): State<Arc<Shared>>, Given(form): Given<Form>) -> Response {
     let hub = &shared.hub;
-    let wait = async { tokio::join!(hub.overview.first(), hub.nodes.first(), hub.health.first()) };
-    let (overview, nodes, health) = match tokio::time::timeout(FIRST, wait).await {
-        Ok(all) => all,
-        Err(_) => (hub.overview.now(), hub.nodes.now(), hub.health.now()),
+    let wait = async { tokio::join!(hub.overview.first(), hub.nodes.first()) };
+    let (overview, nodes) = match tokio::time::timeout(FIRST, wait).await {
+        Ok(both) => both,
+        Err(_) => (hub.overview.now(), hub.nodes.now()),
     };
+    // A service that hangs holds no page up: pages hear of its health later.
+    let health = hub.health.now();
     let mut frame =
         Frame::new("Overview", "overview", "overview nodes").command("fiec ls && fiec nodes");
     frame.old("History", &overview);

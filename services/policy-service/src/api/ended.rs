@@ -72,9 +72,9 @@ fn ending(event: &Event) -> Option<(String, Option<&Fault>)> {
 
 const fn whose(owner: Owner) -> &'static str {
     match owner {
-        Owner::Program => "that is charged to its program",
-        Owner::Node => "that is charged to its node",
-        Owner::Infrastructure => "that is charged to the infrastructure",
+        Owner::Program => "the fault is its program's",
+        Owner::Node => "the fault is its node's",
+        Owner::Infrastructure => "the fault is the infrastructure's",
         Owner::Submission => "that follows from its submission",
     }
 }
@@ -82,14 +82,22 @@ const fn whose(owner: Owner) -> &'static str {
 /// The faults of its whole life, as the end of a sentence.
 fn faults(totals: &Totals) -> String {
     let all = [
-        (totals.crashes, "crashes of the program"),
-        (totals.node_faults, "faults of nodes"),
-        (totals.infrastructure_faults, "faults of the infrastructure"),
+        (totals.crashes, "crash", "crashes", "of the program"),
+        (totals.node_faults, "fault", "faults", "of nodes"),
+        (
+            totals.infrastructure_faults,
+            "fault",
+            "faults",
+            "of the infrastructure",
+        ),
     ];
     let some: Vec<_> = all
         .iter()
-        .filter(|(count, _)| *count > 0)
-        .map(|(count, whose)| format!("{count} {whose}"))
+        .filter(|(count, ..)| *count > 0)
+        .map(|(count, one, several, whose)| {
+            let what = if *count == 1 { one } else { several };
+            format!("{count} {what} {whose}")
+        })
         .collect();
     match some.is_empty() {
         true => String::new(),
@@ -115,7 +123,9 @@ fn would_help(fault: &Fault) -> Option<String> {
         Fault::Limit => "what the reason names, changed in the manifest of a new version of the \
                          package; a new submission names it"
             .to_owned(),
-        Fault::Reported => "a new submission without what the program objects to".to_owned(),
+        Fault::Reported => {
+            "the program or its parameters corrected, in a new submission".to_owned()
+        }
         Fault::ComputedLimit => {
             "`fiec retry`: it may then compute as long again; a higher `limit.computed_s` in new \
              submissions"
@@ -171,7 +181,7 @@ mod tests {
         let program = said(failed(Fault::BrokenPackage));
         assert_eq!(
             program.summary,
-            "job-7 failed: no; that is charged to its program"
+            "job-7 failed: no; the fault is its program's"
         );
         assert!(program.would_help[0].contains("entry"));
         // It would fail again.
@@ -192,7 +202,7 @@ mod tests {
         let lost = said(failed(Fault::DataLost));
         assert_eq!(
             lost.summary,
-            "job-7 failed: no; that is charged to the infrastructure. In its life: 1 faults of the \
+            "job-7 failed: no; the fault is the infrastructure's. In its life: 1 fault of the \
              infrastructure"
         );
         let who = "ann".to_owned();
