@@ -62,8 +62,7 @@ SELECT e.id                                             AS execution,
        e.finished_at,
        e.first_started_at - e.submitted_at              AS waited,
        coalesce(e.finished_at, now()) - e.submitted_at  AS age,
-       -- Where a placement was never seen to start, nothing is known of its time.
-       (SELECT sum(coalesce(p.ended_at, now()) - p.started_at)
+       (SELECT sum(coalesce(p.ended_at, e.finished_at, now()) - coalesce(p.computing_since, p.started_at))
         FROM placements p WHERE p.execution = e.id)     AS ran,
        fiec_interval(e.compute_us)                      AS computed,
        e.rebindings,
@@ -96,10 +95,12 @@ SELECT e.id                                             AS execution,
        CASE WHEN e.host_uj IS NOT NULL OR e.device_uj IS NOT NULL THEN
            round(greatest(e.host_intervals, e.device_intervals)::numeric
                  / nullif(e.commits + (e.phase = 'completed')::integer, 0), 4)
-       END                                              AS energy_coverage
+       END                                              AS energy_coverage,
+       (SELECT count(*) FROM rebindings r
+        WHERE r.execution = e.id AND r.cause <> 'resumed') AS moves
 FROM executions e;
 
-COMMENT ON VIEW execution_summary IS 'boundary: the last that was committed; one that has completed has reached all, of which the last need no commit; waited, age, ran: by the broker''s clock; ran: with a node, neither paused nor before a retry; computed: in capsules alone; of an execution that has not ended, age and ran end by PostgreSQL''s clock; crashes: of its whole life, of which only those since the last commit count against retries; node_faults, infrastructure_faults: of its whole life, they never count; fault_owner: program, node, infrastructure or submission';
+COMMENT ON VIEW execution_summary IS 'boundary: the last that was committed; one that has completed has reached all, of which the last need no commit; waited, age, ran: by the broker''s clock; ran: from the first capsule to the end of each placement, in all; moves: rebindings but those after a pause or a retry; computed: in capsules alone; of an execution that has not ended, age and ran end by PostgreSQL''s clock; crashes: of its whole life, of which only those since the last commit count against retries; node_faults, infrastructure_faults: of its whole life, they never count; fault_owner: program, node, infrastructure or submission';
 
 -- One row for each batch. A batch that was submitted by name has one; the lines of one message, and
 -- the elements of an array, are a batch without a name.
@@ -126,7 +127,8 @@ SELECT b.id                                                        AS batch,
        sum(e.rebindings)::bigint                                   AS rebindings,
        fiec_interval(sum(e.compute_us)::bigint)                    AS computed,
        count(*) FILTER (WHERE e.phase = 'held')                    AS held,
-       CASE WHEN min(e.client_id) = max(e.client_id) THEN min(e.client_id)
+       CASE WHEN count(e.client_id) < count(*) THEN NULL
+            WHEN min(e.client_id) = max(e.client_id) THEN min(e.client_id)
             WHEN regexp_replace(min(e.client_id), '-[0-9]+$', '')
                  = regexp_replace(max(e.client_id), '-[0-9]+$', '')
             THEN regexp_replace(min(e.client_id), '-[0-9]+$', '') || '-*'
@@ -136,7 +138,7 @@ JOIN executions e ON e.batch_id = b.id
 GROUP BY b.id, b.name, b.tenant;
 
 COMMENT ON VIEW batch_summary IS
-    'One row for each batch: its executions by phase, first and last times; ids_like: the client''s ids of its executions, where they differ in a number at the end alone';
+    'One row for each batch: its executions by phase, first and last times; ids_like: the client''s ids of its executions, where the first and the last of them differ in a number at the end alone';
 
 CREATE OR REPLACE VIEW placement_timeline AS
 SELECT p.execution,

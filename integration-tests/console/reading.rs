@@ -133,10 +133,9 @@ const OVERDUE: &str = "INSERT INTO executions (id, tenant, client_id, program, c
 async fn while_postgresql_is_silent_each_page_answers_in_time_and_says_since_when() {
     let lab = Lab::start(workers_with_history(1)).await;
     let health = lab.policies.iter().chain(&lab.recorder).chain(&lab.workers);
-    let health = health.map(|one| format!("--health={}={}", one.name, address_of(one).unwrap()));
-    let health: Vec<String> = health.collect();
-    let words: Vec<&str> = health.iter().map(String::as_str).collect();
-    let console = Console::start_with(&lab, &words).await;
+    let health = health.map(|one| format!("{}={}", one.name, address_of(one).unwrap()));
+    let health = health.collect::<Vec<_>>().join(",");
+    let console = Console::start_with(&lab, &["--health", &health]).await;
     let Some(browser) = Browser::start().await else {
         return lab.end().await;
     };
@@ -173,7 +172,7 @@ async fn while_postgresql_is_silent_each_page_answers_in_time_and_says_since_whe
     let old = "return !!document.querySelector('.trouble')?.textContent.startsWith('History: as of ') \
                && document.querySelector('.tile.completed b').textContent === '2'";
     browser.until("the overview says how old it is", old).await;
-    let red = "return document.querySelector('#attention .red')?.textContent.includes('recorder is not well')";
+    let red = "return document.querySelector('#attention .red')?.textContent.includes('recorder has not been well')";
     browser
         .until("the recorder's own reason is told", red)
         .await;

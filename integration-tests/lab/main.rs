@@ -13,7 +13,7 @@ mod simulate_and_replay;
 mod up;
 
 /// Tests that hold the same one run one after the other.
-type Turn = tokio::sync::Mutex<()>;
+type Lock = tokio::sync::Mutex<()>;
 
 /// Held by each test that puts real pressure on the memory or the processors of its nodes.
-static HOST: Turn = Turn::const_new(());
+static HOST: Lock = Lock::const_new(());

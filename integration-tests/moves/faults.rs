@@ -138,7 +138,7 @@ async fn a_failure_is_told_with_whose_fault_it_was() {
     };
     let said = why("crashes").await.summary;
     assert!(
-        said.contains("crashed 2 times") && said.contains("charged to its program"),
+        said.contains("crashed 2 times") && said.contains("the fault is its program's"),
         "{said}"
     );
     let said = why("needs").await;

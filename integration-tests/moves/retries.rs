@@ -82,7 +82,10 @@ async fn a_held_execution_goes_on_from_its_last_commit_with_the_bits_of_an_undis
         .why
         .unwrap();
     assert_eq!(why.phase, PhaseKind::Held);
-    assert!(why.summary.contains("charged to its program"), "{why:?}");
+    assert!(
+        why.summary.contains("the fault is its program's"),
+        "{why:?}"
+    );
     assert!(
         why.would_help
             .iter()

@@ -9,7 +9,7 @@ function options(figure, nodes, rows) {
   const style = getComputedStyle(document.body), ink = style.getPropertyValue("--quiet"), grid = style.getPropertyValue("--line");
   const finite = rows.map((r) => r[1]).filter((v) => v !== null);
   const low = Math.min(...finite), high = Math.max(...finite);
-  // A curve that was drawn by powers of ten stays so.
+  // Once logarithmic, always so: the scale must not flip while numbers arrive.
   const isLog = low > 0 && (high / low > 500 || figure.dataset.log);
   figure.dataset.log = isLog ? "1" : "";
   figure.querySelector("figcaption").textContent = figure.dataset.name + (isLog ? " (logarithmic)" : "");

@@ -30,7 +30,7 @@ function draw() {
   const all = members.flatMap((m) => m.points.map((p) => p[1])).filter((v) => v !== null);
   const least = Math.min(...all), most = Math.max(...all);
   const style = getComputedStyle(document.body), ink = style.getPropertyValue("--quiet"), grid = style.getPropertyValue("--line");
-  // What was drawn by powers of ten stays so.
+  // Once logarithmic, always so: the scale must not flip while numbers arrive.
   const isLog = least > 0 && (most / least > 500 || figure.dataset.log);
   figure.dataset.log = isLog ? "1" : "";
   figure.querySelector("figcaption").textContent = `${figure.dataset.number} of ${members.length} members${isLog ? " (logarithmic)" : ""}`;

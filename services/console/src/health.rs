@@ -13,7 +13,7 @@ use crate::words;
 /// Time limit of an answer.
 const WITHIN: Duration = Duration::from_secs(3);
 /// So many are asked at once.
-const AT_ONCE: usize = 16;
+const AT_ONCE: usize = 64;
 /// Most characters of a reason.
 const REASON: usize = 500;
 
@@ -57,6 +57,8 @@ pub struct Health {
 pub struct Red {
     /// Its name.
     pub name: String,
+    /// Its `--http` address.
+    pub address: String,
     /// When that was first seen here.
     pub since: Timestamp,
     /// Its reason, or why it could not be asked.
@@ -74,12 +76,16 @@ impl Health {
     /// Asks all services. `before`: what they have said last.
     pub async fn of(services: &[Service], before: &Self) -> Self {
         let now = Timestamp::now();
-        let known_since = |name: &str| before.red.iter().find(|red| red.name == name);
+        let known = |service: &Service| {
+            let mut all = before.red.iter();
+            all.find(|red| red.name == service.name && red.address == service.address)
+        };
         let ask = async |service: &Service| {
             let why = sight::ask(&service.address, WITHIN).await.err()?;
             Some(Red {
                 name: service.name.clone(),
-                since: known_since(&service.name).map_or(now, |red| red.since),
+                address: service.address.clone(),
+                since: known(service).map_or(now, |red| red.since),
                 why: why.to_string().chars().take(REASON).collect(),
             })
         };

@@ -200,7 +200,9 @@ impl Hub {
         loop {
             self.visitor().await;
             let services = self.options.services.borrow().clone();
-            let before = self.health.now().value.unwrap_or_default();
+            // What was said before nobody looked may have ended meanwhile, and begun again.
+            let known = self.health.now();
+            let before = known.value.filter(|_| !known.is_old).unwrap_or_default();
             let health = Health::of(&services, &before).await;
             if self.health.keep(Ok(health)) {
                 self.tell(News::Overview);

@@ -149,10 +149,10 @@ fn router(shared: Arc<Shared>) -> Router {
         .with_state(shared)
 }
 
-/// There is no such page, but perhaps one without the stroke at the end.
+/// There is no such page, but perhaps one without the slash at the end.
 async fn elsewhere(uri: Uri) -> Response {
     let path = uri.path().trim_end_matches('/');
-    // What begins with two strokes, or with a backslash, would name another host.
+    // A path that begins with two slashes, or with a backslash, would name another host.
     let is_here = path.as_bytes().get(1).is_some_and(u8::is_ascii_lowercase);
     if path.len() < uri.path().len() && is_here {
         let query = uri.query().map(|query| format!("?{query}"));
@@ -312,7 +312,7 @@ mod tests {
     use axum::http::header::LOCATION;
 
     #[tokio::test]
-    async fn an_address_with_a_stroke_too_many_leads_to_the_page_and_never_to_another_host() {
+    async fn an_address_with_a_slash_too_many_leads_to_the_page_and_never_to_another_host() {
         let leads = async |address: &str| {
             let response = elsewhere(address.parse().unwrap()).await;
             let to = response.headers().get(LOCATION).cloned();

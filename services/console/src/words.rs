@@ -62,8 +62,15 @@ pub fn bytes(n: &i64) -> String {
 
 /// The pieces of a sentence in which code stands between backticks, and whether each is code.
 pub fn pieces(text: &str) -> Vec<(bool, &str)> {
-    let all = text.split('`').enumerate();
-    all.map(|(n, piece)| (n % 2 == 1, piece)).collect()
+    let pieces: Vec<(bool, &str)> = (0..)
+        .zip(text.split('`'))
+        .map(|(n, piece)| (n % 2 == 1, piece))
+        .collect();
+    // A backtick without its other one is no more than that.
+    match pieces.len() % 2 {
+        0 => vec![(false, text)],
+        _ => pieces,
+    }
 }
 
 #[cfg(test)]
@@ -85,5 +92,6 @@ mod tests {
         assert_eq!(bytes(&12), "12 B");
         let pieces = pieces("ask `fiec why`");
         assert_eq!(pieces, [(false, "ask "), (true, "fiec why"), (false, "")]);
+        assert_eq!(super::pieces("it`s"), [(false, "it`s")]);
     }
 }

@@ -266,7 +266,9 @@ impl Cluster {
     /// # Errors
     /// If it cannot be started.
     pub fn start_policy(&mut self) -> anyhow::Result<()> {
-        let name = format!("policy-{}", self.policies.len() + 1);
+        let is_free = |name: &String| self.policies.iter().all(|policy| policy.name != *name);
+        let mut names = (1..).map(|n| format!("policy-{n}"));
+        let name = names.find(is_free).unwrap_or_default();
         let mut args = vec!["policy".to_owned()];
         args.extend_from_slice(&self.options.policy_args);
         let process = self.spawn(&name, &args)?;

@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cluster::{Cluster, ClusterOptions};
 use crate::judge::address_of;
+use crate::process::Process;
 
 /// Start a private cluster on this machine and keep it until Ctrl-C
 #[derive(Debug, Args)]
@@ -194,12 +195,15 @@ Ctrl-C ends everything.",
     );
 }
 
-/// Learns where services and workers can be asked for their health; true if something is new. A process
-/// that was started again has the address of the one before it until its log names another.
+/// Learns where services and workers can be asked for their health; true if something has changed. A
+/// process that was started again has the address of the one before it until its log names another.
 fn learn_addresses(cluster: &Cluster, known: &mut BTreeMap<String, (u32, Service)>) -> bool {
     let services = cluster.policies.iter().chain(&cluster.recorder);
-    let mut is_new = false;
-    for process in services.chain(&cluster.workers) {
+    let all: Vec<&Process> = services.chain(&cluster.workers).collect();
+    let before = known.len();
+    known.retain(|name, _| all.iter().any(|process| process.name == *name));
+    let mut is_new = known.len() != before;
+    for process in all {
         let before = known.get(&process.name);
         if before.is_some_and(|(pid, _)| *pid == process.pid()) {
             continue;

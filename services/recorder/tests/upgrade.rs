@@ -65,7 +65,7 @@ const RELEASED: [(&str, &str); 13] = [
     ),
     (
         "0013_due.sql",
-        "071c6c540c97099b1713dd6b701e36df9d15b3db80b40cfdfeecd896eb3ea252",
+        "3b9fd963fb768b16c4b2a048497141281cc2fa9f917dc5e7054ab89530060a0a",
     ),
 ];
 

@@ -33,14 +33,14 @@ def words(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not f.filename.startswith(_HERE)]
     if own:
-        file = own[-1].filename.removeprefix(_PROGRAM)
+        file = own[-1].filename.removeprefix(_PROGRAM_FOLDER)
         text += f" ({file}:{own[-1].lineno} in {own[-1].name})"
     return shown(text)[:REASON_LIMIT]
 
 
 _HERE = __file__.rsplit("/", 1)[0] + "/"
-# Its folder has another name on each node.
-_PROGRAM = os.path.dirname(os.path.abspath(sys.argv[0])) + "/"
+# The folder of a package has another path on each node: reasons leave it out.
+_PROGRAM_FOLDER = os.path.dirname(os.path.abspath(sys.argv[0])) + "/"
 
 
 def show(error: BaseException) -> None:

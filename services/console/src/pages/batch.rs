@@ -40,11 +40,11 @@ const AFTER: &str = "SELECT coalesce(a ->> 'batch', a ->> 'array', a ->> 'id', a
     WHERE e.batch_id = $1::uuid AND e.spec ? 'after' GROUP BY 1, 2 ORDER BY members DESC, name LIMIT 20";
 /// Names of the numbers that its first members report.
 const NAMES: &str = "SELECT DISTINCT p.name FROM (SELECT id FROM executions WHERE batch_id = $1::uuid \
-    ORDER BY batch_line, length(client_id), client_id LIMIT 500) e JOIN series_points p ON p.execution = e.id ORDER BY p.name LIMIT 24";
+    ORDER BY submitted_at, batch_line, length(client_id), client_id, id LIMIT 500) e JOIN series_points p ON p.execution = e.id ORDER BY p.name LIMIT 24";
 /// The curves of at most 80 members, evenly spread over all.
 const MEMBERS: &str = "SELECT m.batch_line AS line, coalesce(m.client_id, m.id::text) AS name, \
     m.spec -> 'params' AS params, s.points FROM (SELECT * FROM (SELECT e.id, e.batch_line, e.client_id, e.spec, \
-    row_number() OVER (ORDER BY e.batch_line, length(e.client_id), e.client_id) AS n, count(*) OVER () AS members FROM executions e \
+    row_number() OVER (ORDER BY e.submitted_at, e.batch_line, length(e.client_id), e.client_id, e.id) AS n, count(*) OVER () AS members FROM executions e \
     WHERE e.batch_id = $1::uuid AND EXISTS (SELECT FROM series_points p WHERE p.execution = e.id AND p.name = $2)) e \
     WHERE n % (members / 80 + 1) = 0 LIMIT 80) m CROSS JOIN LATERAL (\
     SELECT jsonb_agg(jsonb_build_array(boundary, nullif(nullif(nullif(mean, 'NaN'), 'Infinity'), '-Infinity')) ORDER BY boundary) AS points FROM (\

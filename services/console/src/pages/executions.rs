@@ -36,10 +36,12 @@ macro_rules! chosen {
     };
 }
 const LIST: &str = chosen!(
-    "execution, client_id, tenant, program, phase, node, boundary, boundaries_in_all, progress, \
-     submitted_at, finished_at, rebindings, failure, (SELECT left(nullif(x.spec ->> 'params', '{}'), 200) \
-     FROM executions x WHERE x.id = execution) AS params",
-    " ORDER BY submitted_at DESC, batch_line DESC, length(client_id) DESC, client_id DESC, execution LIMIT $9::bigint OFFSET $8::bigint"
+    "l.*, left(nullif(x.spec ->> 'params', '{}'), 200) AS params FROM (\
+     SELECT execution, client_id, tenant, program, phase, node, boundary, boundaries_in_all, progress, \
+     submitted_at, finished_at, moves, failure, batch_line",
+    " ORDER BY submitted_at DESC, batch_line DESC, length(client_id) DESC, client_id DESC, execution DESC \
+     LIMIT $9::bigint OFFSET $8::bigint) l JOIN executions x ON x.id = l.execution \
+     ORDER BY l.submitted_at DESC, l.batch_line DESC, length(l.client_id) DESC, l.client_id DESC, l.execution DESC"
 );
 const COUNT: &str = chosen!("count(*) AS n", "");
 

@@ -174,7 +174,7 @@ pub struct Listed {
     /// When it ended.
     pub finished_at: Option<Timestamp>,
     /// Moves.
-    pub rebindings: i64,
+    pub moves: i64,
     /// Why it failed or is held.
     pub failure: Option<String>,
     /// The beginning of its parameters, as JSON.

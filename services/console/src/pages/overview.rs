@@ -29,9 +29,9 @@ const MOVES: &str = "SELECT h AS hour, count(r.at) AS moves, count(*) FILTER (WH
 const LAST_MOVES: &str = "SELECT execution, client_id, from_node, to_node, why, at, gap_ms::float8 AS gap_ms \
     FROM rebinding_history WHERE cause <> 'resumed' ORDER BY at DESC LIMIT 12";
 const RUNNING: &str = "SELECT s.execution, s.client_id, s.tenant, s.program, s.phase, s.node, s.boundary, s.boundaries_in_all, \
-    s.progress, s.submitted_at, s.finished_at, s.rebindings, s.failure FROM (\
-    SELECT id FROM executions WHERE finished_at IS NULL AND phase = 'started' ORDER BY bound_at DESC LIMIT 8) o \
-    CROSS JOIN LATERAL (SELECT * FROM execution_summary e WHERE e.execution = o.id OFFSET 0) s";
+    s.progress, s.submitted_at, s.finished_at, s.moves, s.failure FROM (\
+    SELECT id, bound_at FROM executions WHERE finished_at IS NULL AND phase = 'started' ORDER BY bound_at DESC LIMIT 8) o \
+    CROSS JOIN LATERAL (SELECT * FROM execution_summary e WHERE e.execution = o.id OFFSET 0) s ORDER BY o.bound_at DESC";
 /// Those that have waited longest are looked up one by one: the view of all is large.
 const WAITING: &str = "SELECT p.execution, p.client_id, p.why, o.since FROM (\
     SELECT id, greatest(submitted_at, bound_at, yielded_at) AS since FROM executions \
@@ -44,7 +44,7 @@ const ATTENTION: &str = "SELECT *, count(*) OVER () AS in_all FROM (\
         greatest(computed_until, bound_at) AS since, NULL AS detail \
     FROM executions WHERE finished_at IS NULL AND phase = 'started' \
         AND greatest(computed_until, bound_at) < now() - interval '2 minutes' \
-    UNION ALL SELECT 'overdue', id, client_id, node, due_at, CASE WHEN requested IS NULL THEN 'start it' \
+    UNION ALL SELECT 'overdue', id, client_id, node, due_at, CASE WHEN phase = 'bound' THEN 'start it' \
         ELSE requested || ' it, as ' || coalesce(requested_by, 'somebody') || ' requested' END \
     FROM executions WHERE finished_at IS NULL AND due_at < now() \
     UNION ALL SELECT 'held', id, client_id, node, NULL, failure FROM executions \
@@ -276,6 +276,7 @@ pub async fn page(State(shared): State<Arc<Shared>>, Given(form): Given<Form>) -
     };
     // A service that hangs holds no page up: pages hear of its health later.
     let health = hub.health.now();
+    let health = health.value.filter(|_| !health.is_old);
     let mut frame =
         Frame::new("Overview", "overview", "overview nodes").command("fiec ls && fiec nodes");
     frame.old("History", &overview);
@@ -311,7 +312,7 @@ pub async fn page(State(shared): State<Arc<Shared>>, Given(form): Given<Form>) -
         frame,
         overview,
         nodes,
-        health: health.value,
+        health,
     };
     answer(&page, &form)
 }

@@ -37,16 +37,20 @@ pub struct ConsoleArgs {
     /// Loopback address to listen on [default: a free port of 127.0.0.1]
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Option<SocketAddr>,
-    /// --http address of a service or worker that is asked for its health, again for each
-    #[arg(
-        long,
-        value_name = "[NAME=]HOST:PORT",
-        env = "FIEC_HEALTH",
-        value_delimiter = ','
-    )]
-    pub health: Vec<Service>,
+    /// --http addresses of services and workers that are asked for their health
+    #[arg(long, value_name = "[NAME=]HOST:PORT,…", env = "FIEC_HEALTH", value_parser = services)]
+    pub health: Option<Services>,
     #[command(flatten)]
     pub tenant: TenantArg,
+}
+
+/// Services and workers, with commas in between.
+#[derive(Debug, Clone, Default)]
+pub struct Services(Vec<Service>);
+
+fn services(text: &str) -> Result<Services, String> {
+    let all = text.split(',').filter(|one| !one.is_empty());
+    all.map(str::parse).collect::<Result<_, _>>().map(Services)
 }
 
 /// The file by which a console of this user is found.
@@ -188,8 +192,9 @@ impl Console {
 /// # Errors
 /// If the servers are not known, or it cannot listen.
 pub async fn run(args: ConsoleArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let health = args.health.unwrap_or_default().0;
     let is_own = args.listen.is_some()
-        || !args.health.is_empty()
+        || !health.is_empty()
         || global.nats.is_some()
         || global.database.is_some();
     let tenant = args.tenant.tenant;
@@ -214,7 +219,7 @@ pub async fn run(args: ConsoleArgs, global: &Global) -> anyhow::Result<Outcome> 
     let mut broker = ConnectOptions::new(global.nats_url()?, "fiec console");
     broker.credentials.clone_from(&global.creds);
     let stop = CancellationToken::new();
-    let (_, services) = watch::channel(args.health);
+    let (_, services) = watch::channel(health);
     let database = global.database_url()?;
     let started = Console::start(addr, broker, database, tenant, services, stop.clone());
     let console = started.await?;

@@ -38,7 +38,7 @@ pub fn selected(layout: Layout) -> String {
         "coalesce(e.client_id, e.execution::text) AS id, {execution}e.program, e.phase, e.node, \
          coalesce(x.capsules, boundary) || coalesce('/' || boundaries_in_all, '') AS boundary, \
          date_trunc('milliseconds', age) AS age, e.submitted_at::timestamp(0), \
-         left(e.failure, 80) AS failure, e.rebindings AS moves, e.crashes"
+         left(e.failure, 80) AS failure, e.moves, e.crashes"
     )
 }
 

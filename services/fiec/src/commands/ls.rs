@@ -71,7 +71,7 @@ fn selected(layout: Layout) -> String {
          coalesce(x.capsules, e.boundary) || coalesce('/' || e.boundaries_in_all, '') AS boundary, \
          date_trunc('seconds', e.age) AS age, e.submitted_at::timestamp(0) AS submitted, \
          {failure} AS failure, date_trunc('seconds', e.uncommitted) AS uncommitted, \
-         e.rebindings AS moves, e.tenant"
+         e.moves, e.tenant"
     )
 }
 
@@ -130,7 +130,8 @@ pub async fn run(args: LsArgs, global: &Global) -> anyhow::Result<Outcome> {
     };
     let query = format!(
         "SELECT {columns} FROM executions AS x JOIN execution_summary AS e ON e.execution = x.id \
-         WHERE {} ORDER BY x.submitted_at DESC LIMIT {}",
+         WHERE {} ORDER BY x.submitted_at DESC, x.batch_line DESC, length(x.client_id) DESC, \
+         x.client_id DESC, x.id DESC LIMIT {}",
         args.conditions(),
         args.limit
     );

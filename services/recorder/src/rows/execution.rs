@@ -125,7 +125,7 @@ table! {
         fault: Option<FaultKind> = Fill,
         /// Whose fault that was.
         fault_owner: Option<Owner> = Fill,
-        /// By when somebody must act.
+        /// By when its worker must act.
         due_at: Option<Timestamp> = Take,
     }
     beside {
@@ -168,7 +168,8 @@ impl ExecutionRow {
         tracked: &Tracked,
         state: ExecutionState,
     ) -> Self {
-        let due_at = duty::of(&state, state.at).by;
+        let due = duty::of(&state, state.at);
+        let due_at = due.by.filter(|_| due.who == duty::Actor::Worker);
         let place = state.boundary.as_ref();
         let requested = state.requested().cloned();
         let totals = state.totals;

@@ -22,7 +22,7 @@ PLACEMENTS = (
 MOVES = (
     "SELECT epoch, at, from_node, to_node, cause, why, signal, value::float8 AS value, high, low, "
     "boundary, state_bytes, gap_ms::float8 AS gap_ms FROM rebinding_history WHERE execution = %s "
-    "ORDER BY epoch"
+    "AND cause <> 'resumed' ORDER BY epoch"
 )
 CURVES = (
     "SELECT name, boundary, value, lowest, highest, reports, at, node FROM execution_series "

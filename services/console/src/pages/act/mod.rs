@@ -131,13 +131,17 @@ async fn made(shared: &Shared, mut wish: Wish, done: bool) -> Result<Page, Strin
         }
         Target::Node(_) | Target::Batch { .. } => (Vec::new(), 0),
     };
+    // One execution cannot move to where it is.
+    let here = match &named[..] {
+        [one] if more == 0 && ["bound", "started"].contains(&&*one.phase) => one.node.as_ref(),
+        _ => None,
+    };
     let nodes = shared.hub.nodes.now().value;
     let nodes = nodes
         .iter()
         .flat_map(|nodes| &nodes.0)
         .map(|node| node.name.clone())
-        // One execution cannot move to where it is.
-        .filter(|node| named.len() != 1 || more > 0 || named[0].node.as_ref() != Some(node));
+        .filter(|node| Some(node) != here);
     Ok(Page {
         nodes: nodes.collect(),
         back,

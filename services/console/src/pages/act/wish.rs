@@ -68,7 +68,7 @@ struct OfBatch {
 
 const BATCH: &str = "SELECT tenant, name, executions FROM batch_summary WHERE batch = $1::uuid";
 const ONE: &str = "SELECT execution, client_id, tenant, program, phase, node, boundary, boundaries_in_all, \
-    progress, submitted_at, finished_at, rebindings, failure FROM execution_summary WHERE execution = $1::uuid";
+    progress, submitted_at, finished_at, moves, failure FROM execution_summary WHERE execution = $1::uuid";
 
 impl Wish {
     /// The settings that change.
@@ -267,7 +267,7 @@ mod tests {
             progress: None,
             submitted_at: fiec_schemas::Timestamp::from_micros(0),
             finished_at: None,
-            rebindings: 0,
+            moves: 0,
             failure: None,
             params: None,
         }

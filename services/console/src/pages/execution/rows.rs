@@ -7,7 +7,7 @@ use serde_json::Value;
 pub(super) const SUMMARY: &str = "SELECT e.execution, e.client_id, e.tenant, e.program, e.phase, e.node, e.epoch, \
     e.boundary, e.boundaries_in_all, e.progress, e.submitted_at, e.first_started_at, e.finished_at, \
     extract(epoch FROM e.waited)::float8 AS waited_s, extract(epoch FROM e.ran)::float8 AS ran_s, \
-    extract(epoch FROM e.computed)::float8 AS computed_s, (SELECT count(*) FROM rebindings r WHERE r.execution = e.execution AND r.cause <> 'resumed') AS moves, e.crashes, e.commits, \
+    extract(epoch FROM e.computed)::float8 AS computed_s, e.moves, e.crashes, e.commits, \
     e.last_state_bytes, e.contract, e.batch, e.failure, e.stderr_tail, e.result, \
     e.host_joules::float8 AS host_joules, e.device_joules::float8 AS device_joules, x.spec, \
     extract(epoch FROM e.uncommitted)::float8 AS uncommitted_s \
