@@ -122,13 +122,27 @@ async fn room(broker: &Broker, replicas: usize) -> Result<u64, BrokerError> {
         return Ok(0);
     }
     let mut bytes = MOST;
+    let mut tries = 0;
     while bytes > LEAST {
-        match has_room(broker, bytes, replicas).await {
-            Ok(true) => return Ok(bytes),
-            Err(error) if !refused_with(&error, &[ErrorCode::CLUSTER_NO_PEERS]) => {
-                return Err(error);
+        let refused = match has_room(broker, bytes, replicas).await {
+            Ok(has) => !has,
+            Err(error) if refused_with(&error, &[ErrorCode::CLUSTER_NO_PEERS]) => {
+                // Or a server was away for a moment: then it refuses one byte, too.
+                match has_room(broker, 1, replicas).await {
+                    Ok(_) => true,
+                    Err(_) if tries < TRIES => {
+                        tries += 1;
+                        tokio::time::sleep(PAUSE).await;
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                }
             }
-            _ => bytes = bytes / 4 * 3,
+            Err(error) => return Err(error),
+        };
+        match refused {
+            true => bytes = bytes / 4 * 3,
+            false => return Ok(bytes),
         }
     }
     Ok(bytes)

@@ -21,7 +21,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
-use fiec_broker::{Broker, Ledger, store};
+use fiec_broker::{Broker, Ledger, feed, store};
 use fiec_schemas::{ExecutionId, Tenant};
 use sqlx::PgPool;
 use tokio::time::{Instant, sleep};
@@ -187,10 +187,12 @@ async fn check_once(
         Some(pool) => Some(tables::read(broker, pool, PATIENCE).await),
         None => None,
     };
+    // The journal before the stream: what arrives meanwhile is stored, and not lost.
+    let (_, last) = feed::bounds(broker).await.map_err(|e| e.to_string())?;
+    let seen = journal.messages(last).await?;
     let (messages, wrong) = stored::ledgers(broker).await?;
     found.extend(wrong);
-    let last = messages.last().map_or(0, |message| message.seq);
-    let (chains, wrong) = chain::chains(messages, journal.messages(last).await?);
+    let (chains, wrong) = chain::chains(messages, seen);
     found.extend(wrong);
     for chain in &chains {
         found.extend(rules::judge(chain));
