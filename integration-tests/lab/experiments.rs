@@ -17,7 +17,7 @@ static DEVICES: Lock = Lock::const_new(());
 
 /// The rows of the summary, and the last line with the claims.
 async fn experiment(name: &str, more: &[&str], out: &Path) -> (Vec<Value>, Value) {
-    // What is measured against the clock runs alone.
+    // `trigger1` compares speeds, so no other experiment may run beside it.
     let (host, devices) = match name {
         "trigger1" => (true, true),
         "trigger2" | "trigger3" => (false, true),

@@ -12,7 +12,7 @@ use crate::words;
 
 /// Time limit of an answer.
 const WITHIN: Duration = Duration::from_secs(3);
-/// So many are asked at once.
+/// Most services that are asked at the same time.
 const AT_ONCE: usize = 64;
 /// Most characters of a reason.
 const REASON: usize = 500;

@@ -200,7 +200,7 @@ impl Hub {
         loop {
             self.visitor().await;
             let services = self.options.services.borrow().clone();
-            // What was said before nobody looked may have ended meanwhile, and begun again.
+            // After a time without visitors a red state may be another one than before.
             let known = self.health.now();
             let before = known.value.filter(|_| !known.is_old).unwrap_or_default();
             let health = Health::of(&services, &before).await;

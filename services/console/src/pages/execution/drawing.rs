@@ -93,7 +93,7 @@ pub(super) fn curves(points: Vec<Point>) -> Vec<Curve> {
                 nodes.push(node);
                 nodes.len() - 1
             });
-        // What is no number leaves a gap.
+        // NaN and infinities leave a gap in the curve.
         let number = |value: Value| {
             if value.is_number() {
                 value

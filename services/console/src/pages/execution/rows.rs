@@ -23,7 +23,7 @@ pub(super) const MOVES: &str = "SELECT r.epoch, r.at, r.from_node, r.to_node, r.
     (SELECT fiec_candidates_in_words(d.candidates, d.omitted) FROM decisions d \
      WHERE d.execution = r.execution AND d.epoch = r.epoch ORDER BY d.ordinal DESC LIMIT 1) AS candidates \
     FROM rebinding_history r WHERE r.execution = $1::uuid AND r.cause <> 'resumed' ORDER BY r.epoch DESC LIMIT 100";
-/// At most so many boundaries, evenly spread.
+/// At most 600 boundaries: every n-th, and the last.
 pub(super) const BOUNDARIES: &str = "SELECT index, committed_at AS at FROM (SELECT index, committed_at, \
     row_number() OVER (ORDER BY ordinal) AS n, count(*) OVER () AS points \
     FROM boundaries WHERE execution = $1::uuid AND withdrawn_at IS NULL) b \
